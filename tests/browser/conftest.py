@@ -1,7 +1,5 @@
 """Fixtures of the tests in a browser: Chromium, a server with data for every page, and pages."""
 
-import importlib.util
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,14 +13,8 @@ from fastness.pipeline.config import JobResult
 from fastness.pipeline.lake import Lake
 from fastness.pipeline.observation.runs import RunRecorder
 from fastness.pipeline.schemas import LIVE_QUEUE_MINUTES
-
-_spec = importlib.util.spec_from_file_location("console_pages", Path(__file__).with_name("console_pages.py"))
-assert _spec is not None
-assert _spec.loader is not None
-console_pages = importlib.util.module_from_spec(_spec)
-sys.modules["console_pages"] = console_pages
-_spec.loader.exec_module(console_pages)
-from console_pages import CHROMIUM, MARKUP, REPORT, PageLog, Server, add_data  # noqa: E402
+from tests.browser.console_pages import CHROMIUM, MARKUP, REPORT, PageLog, add_data
+from tests.end_to_end.processes import Server
 
 
 @pytest.fixture(scope="module")

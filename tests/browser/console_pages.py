@@ -1,13 +1,8 @@
-"""The console for tests in a browser: the server, data for every page, and what a person does on a page.
+"""The console for tests in a browser: the server, data for every page, and what a person does on a page."""
 
-`conftest.py` loads this module, so that tests import it by its name: `from console_pages import open_page`.
-"""
-
-import importlib.util
 import json
 import shutil
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,15 +12,6 @@ from playwright.sync_api import Page, expect
 from fastness import Plane
 from fastness.wire.inboxes import Effect, Timer
 from fastness.wire.quotas import Quota
-
-_spec = importlib.util.spec_from_file_location(
-    "fastness_processes", Path(__file__).parents[1] / "end_to_end" / "processes.py"
-)
-assert _spec is not None
-assert _spec.loader is not None
-_processes = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_processes)
-Server = _processes.Server
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PAGES = [

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from console_pages import Server
 from playwright.sync_api import Browser, Locator, Page, expect
 
 import fastness
+from tests.end_to_end.processes import Server
 
 ENQUEUE = "messages/post_queue_enqueue"
 

@@ -11,25 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from console_pages import (
-    MARKUP,
-    MARKUP_NAME,
-    PAGES,
-    PHONE,
-    REPORT,
-    SLACK_MS,
-    UNKNOWN_ID,
-    PageLog,
-    Server,
-    add_data,
-    check_both_themes,
-    check_by_axe,
-    dead_letter,
-    messages_to_show,
-    open_page,
-    sign_in,
-    tab_to,
-)
 from playwright.sync_api import Browser, Page, expect
 
 import fastness
@@ -41,6 +22,25 @@ from fastness.wire.canonical import canonical
 from fastness.wire.inboxes import Control, DomainEvent, TimerFired
 from fastness.wire.runs import CANCEL, CHILD, SIGNAL, START
 from fastness.wire.worlds import Record
+from tests.browser.console_pages import (
+    MARKUP,
+    MARKUP_NAME,
+    PAGES,
+    PHONE,
+    REPORT,
+    SLACK_MS,
+    UNKNOWN_ID,
+    PageLog,
+    add_data,
+    check_both_themes,
+    check_by_axe,
+    dead_letter,
+    messages_to_show,
+    open_page,
+    sign_in,
+    tab_to,
+)
+from tests.end_to_end.processes import Server
 
 # Loading and live updates.
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from console_pages import MARKUP, PAGES, PHONE, Server, check_by_axe, dead_letter, open_page, sign_in
 from playwright.sync_api import Browser, Page, expect
 
 import fastness
@@ -21,6 +20,8 @@ from fastness.pipeline.config import JobResult
 from fastness.pipeline.lake import Lake
 from fastness.pipeline.observation.runs import RunRecorder
 from fastness.wire.quotas import Quota
+from tests.browser.console_pages import MARKUP, PAGES, PHONE, check_by_axe, dead_letter, open_page, sign_in
+from tests.end_to_end.processes import Server
 
 LISTS = {  # The pages whose empty state has a command.
     "queues": "queue put",

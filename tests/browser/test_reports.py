@@ -1,10 +1,7 @@
 """The pipeline's report in a real browser: charts, tables, themes, print, accessibility, and its policy."""
 
-import importlib.util
 import itertools
 from pathlib import Path
-from runpy import run_path
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -13,14 +10,8 @@ from playwright.sync_api import Browser, FrameLocator, Page, expect
 
 from fastness.pipeline.reports.facts import collect
 from fastness.pipeline.reports.page import page as report_page
-
-TESTS = Path(__file__).parents[1]
-aggregates = SimpleNamespace(**run_path(str(TESTS / "pipeline" / "aggregates.py")))
-_spec = importlib.util.spec_from_file_location("fastness_processes", TESTS / "end_to_end" / "processes.py")
-assert _spec is not None
-assert _spec.loader is not None
-processes = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(processes)
+from tests.end_to_end import processes
+from tests.pipeline import aggregates
 
 CHARTS = 5  # Throughput, failures, two latencies, storage.
 SLACK_MS = 60_000

@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
-from console_pages import Server, check_by_axe, open_page
 from playwright.sync_api import Page, Response, expect
 
 import fastness
 from fastness import Tier
+from tests.browser.console_pages import check_by_axe, open_page
+from tests.end_to_end.processes import Server
 
 QUEUES = 10_000
 ANSWER_BYTES_MAX = 1 << 20

@@ -3,7 +3,6 @@
 import functools
 import http.server
 import re
-import runpy
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,15 +11,16 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+import build_docs
+
 ROOT = Path(__file__).parents[2]
-TOOL = runpy.run_path(str(ROOT / "tools" / "build_docs.py"))
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site of this version. The tool exits with the warning if there is one."""
     folder = tmp_path_factory.mktemp("site")
-    [version, *_] = TOOL["build_all"](folder)
+    [version, *_] = build_docs.build_all(folder)
     return folder / version
 
 
@@ -32,7 +32,7 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 @pytest.fixture
 def served(site: Path) -> Iterator[str]:
     """The address of the site on a web server, with one more version."""
-    TOOL["write_versions"](site.parent, [site.name, "0.0.1"])
+    build_docs.write_versions(site.parent, [site.name, "0.0.1"])
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=site.parent)) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"

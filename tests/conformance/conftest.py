@@ -1,7 +1,6 @@
 """Planes for the stores of agent frameworks: each backend and a server, with handles of both kinds."""
 
 import asyncio
-import runpy
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,7 @@ import pytest
 
 import fastness
 from fastness import AsyncPlane, Plane
-
-_PROCESSES = Path(__file__).parents[1] / "end_to_end" / "processes.py"
+from tests.end_to_end.processes import Server
 
 
 class FrameworkPlane:
@@ -58,7 +56,7 @@ class FrameworkPlane:
 @pytest.fixture(scope="session")
 def framework_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a server. Each test has a universe of its own."""
-    server: Any = runpy.run_path(str(_PROCESSES))["Server"](tmp_path_factory.mktemp("framework-server"))
+    server = Server(tmp_path_factory.mktemp("framework-server"))
     try:
         yield server.url
     finally:

@@ -5,7 +5,6 @@ for stores: ours is compared with LangGraph's store in memory.
 """
 
 import asyncio
-import runpy
 import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from langgraph.store.memory import InMemoryStore
 
 import fastness
 from fastness.langgraph import FastnessSaver, FastnessStore
+from tests.end_to_end.processes import Server
 
 CAPABILITIES = {
     "put",
@@ -32,8 +32,6 @@ CAPABILITIES = {
     "prune",
 }
 TESTS = 81  # Of version 0.0.2 of the suite.
-
-_processes = runpy.run_path(str(Path(__file__).parents[1] / "end_to_end" / "processes.py"))
 
 
 class ThroughSync(BaseCheckpointSaver[int]):
@@ -71,7 +69,7 @@ class ThroughSync(BaseCheckpointSaver[int]):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    server = _processes["Server"](tmp_path_factory.mktemp("server"))
+    server = Server(tmp_path_factory.mktemp("server"))
     try:
         yield server
     finally:

@@ -10,7 +10,6 @@ import copy
 import hashlib
 import json
 import os
-import runpy
 import shutil
 import subprocess
 import sys
@@ -30,8 +29,9 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 from botocore.loaders import Loader
 
+from tests.end_to_end.processes import Server
+
 HERE = Path(__file__).parent
-Server: Any = runpy.run_path(str(HERE / "processes.py"))["Server"]  # Test files cannot import each other.
 KINDS = ("boto3", "boto3-query", "aiobotocore", "javascript")
 SECONDS_MAX = 60.0  # Bounds every call; far longer than any takes.
 REGION = "us-east-1"

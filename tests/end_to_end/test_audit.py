@@ -1,7 +1,6 @@
 """The audit log of a server: every audited call leaves who sent it, when, from where, and how it ended."""
 
 import asyncio
-import runpy
 import signal
 import time
 import urllib.error
@@ -22,9 +21,7 @@ from fastness.errors import FastnessError, NotAllowed
 from fastness.wire.audit import AuditEntry, AuditPage
 from fastness.wire.catalog import NETWORK_REQUESTS
 from fastness.wire.requests import Request, permission_of
-
-_processes = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
-Server, SECONDS_MAX = _processes["Server"], _processes["SECONDS_MAX"]
+from tests.end_to_end.processes import SECONDS_MAX, Server
 
 AUDITED = [kind for kind in NETWORK_REQUESTS if kind.operation.audited]
 

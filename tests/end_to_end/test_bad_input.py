@@ -6,7 +6,6 @@ import http.client
 import json
 import random
 import re
-import runpy
 import socket
 import threading
 import time
@@ -30,9 +29,8 @@ from fastness.wire.leases import AcquireLease, CheckLease, LeaseProof, ListLease
 from fastness.wire.queues import ListQueues, NewMessage, PeekMessages, PurgeQueue, PutMessages, ReceiveMessages
 from fastness.wire.states import GetState, UpdateState
 from fastness.wire.worlds import AppendEntries, ListWorlds, ReadJournal
+from tests.end_to_end.processes import SECONDS_MAX, Server
 
-_processes = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
-Server, SECONDS_MAX = _processes["Server"], _processes["SECONDS_MAX"]
 SEED = 20_261_115
 MIB = 1 << 20
 

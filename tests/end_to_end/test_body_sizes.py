@@ -4,7 +4,6 @@ import hashlib
 import http.client
 import json
 import os
-import runpy
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +13,7 @@ import pytest
 
 import fastness
 from fastness.errors import PayloadTooLarge
-
-_processes = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
+from tests.end_to_end.processes import Server
 
 MOST = 1_000_000  # More than a server reads at once, so that it must add up chunks.
 JSON = "application/json"
@@ -30,7 +28,7 @@ class BoundedServer:
         with fastness.open(f"dir:{folder / 'data'}") as plane:
             self.admin = plane.tokens.create("admin", universes="*", verbs="*").token
             self.small = plane.tokens.create("small", universes="*", verbs="*", body_bytes_max=MOST).token
-        self.server: Any = _processes["Server"](folder, tokens=True)
+        self.server: Any = Server(folder, tokens=True)
         self.objects = folder / "data" / "objects"
 
     def send(self, where: str, body: bytes, kind: str, *, chunked: bool) -> tuple[int, Any]:

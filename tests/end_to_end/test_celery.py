@@ -1,6 +1,5 @@
 """The result backend of Celery with real worker processes and a real server, which is killed meanwhile."""
 
-import runpy
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,14 +11,14 @@ from celery import chain, chord, group, states
 from celery.exceptions import TimeoutError as ResultTimeout
 from celery.result import GroupResult
 
-_servers = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
-_celery = runpy.run_path(str(Path(__file__).with_name("celery_workers.py")))
-SECONDS_MAX: float = _celery["SECONDS_MAX"]
+from tests.end_to_end import celery_workers
+from tests.end_to_end.celery_workers import SECONDS_MAX
+from tests.end_to_end.processes import Server, free_port
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Any]:
-    server = _servers["Server"](tmp_path)
+    server = Server(tmp_path)
     yield server
     server.kill()
 
@@ -27,8 +26,8 @@ def server(tmp_path: Path) -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def sqs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a broker that is not the server under test, so that only the results depend on that."""
-    port = _servers["free_port"]()
-    server = _servers["Server"](tmp_path_factory.mktemp("broker"), sqs_port=port, sqs_anonymous=True)
+    port = free_port()
+    server = Server(tmp_path_factory.mktemp("broker"), sqs_port=port, sqs_anonymous=True)
     yield f"127.0.0.1:{port}"
     server.kill()
 
@@ -53,7 +52,7 @@ def address(server: Any) -> str:
 
 @pytest.fixture
 def workers(tmp_path: Path, server: Any, broker: dict[str, Any]) -> Iterator[Any]:
-    with _celery["workers"](tmp_path / "celery", result_backend=address(server), **broker) as found:
+    with celery_workers.workers(tmp_path / "celery", result_backend=address(server), **broker) as found:
         yield found
 
 
@@ -101,7 +100,7 @@ def test_a_waiting_caller_gets_its_result_from_a_server_that_was_killed_and_star
     server.kill()
     release.touch()
     time.sleep(0.5)  # The worker stores the result while no server answers.
-    again = _servers["Server"](tmp_path, port=port)
+    again = Server(tmp_path, port=port)
     try:
         assert held.get(timeout=SECONDS_MAX) == "held"
     finally:
@@ -112,7 +111,7 @@ def test_results_are_kept_without_a_server_where_one_process_has_the_worker(
     tmp_path: Path, broker: dict[str, Any]
 ) -> None:
     backend = f"fastness+dir://{tmp_path / 'data'}"
-    with _celery["workers"](tmp_path / "celery", result_backend=backend, **broker) as found:
+    with celery_workers.workers(tmp_path / "celery", result_backend=backend, **broker) as found:
         worker = found.start(pool="threads")
         noted = found.tasks.note.delay("ran")
         found.wait(lambda: found.runs() == ["ran"])
@@ -125,19 +124,19 @@ def test_processes_of_a_pool_open_a_plane_on_postgresql_each(
     tmp_path: Path, postgres_url: str, broker: dict[str, Any]
 ) -> None:
     backend = f"fastness+{postgres_url}"
-    with _celery["workers"](tmp_path / "celery", result_backend=backend, **broker) as found:
+    with celery_workers.workers(tmp_path / "celery", result_backend=backend, **broker) as found:
         found.start()
         body = chord(found.tasks.add.s(number, 1) for number in range(8))(found.tasks.total.s())
         assert body.get(timeout=SECONDS_MAX) == sum(range(8)) + 8
 
 
 def test_a_token_is_needed_where_the_server_asks_for_one(tmp_path: Path, broker: dict[str, Any]) -> None:
-    server = _servers["Server"](tmp_path)
+    server = Server(tmp_path)
     try:
         with server.plane() as plane:
             token = plane.tokens.create("celery", universes="main", verbs="collection:*,blob:*").token
         backend = f"fastness://:{token}@" + server.url.partition("//")[2] + "/main"
-        with _celery["workers"](tmp_path / "celery", result_backend=backend, **broker) as found:
+        with celery_workers.workers(tmp_path / "celery", result_backend=backend, **broker) as found:
             found.start()
             assert found.tasks.add.delay(1, 1).get(timeout=SECONDS_MAX) == 2
             assert token not in found.logs()

@@ -4,7 +4,6 @@ SQS_ENDPOINT, as in http://127.0.0.1:5000, names another server that the same te
 """
 
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -20,9 +19,10 @@ import boto3
 import pytest
 from celery import chord, states
 
-_servers = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
-_celery = runpy.run_path(str(Path(__file__).with_name("celery_workers.py")))
-SECONDS_MAX: float = _celery["SECONDS_MAX"]
+from tests.end_to_end import celery_workers
+from tests.end_to_end.celery_workers import SECONDS_MAX
+from tests.end_to_end.processes import Server, free_port
+
 VISIBILITY_SECONDS = (
     6  # A message of a killed worker is delivered again after this; slow machines need seconds for less.
 )
@@ -39,7 +39,7 @@ class Broker:
         self.endpoint = os.environ.get("SQS_ENDPOINT", "")
         self.access_key, self.secret, token = "key", "secret", ""
         if not self.endpoint:
-            port = _servers["free_port"]()
+            port = free_port()
             flags = {"sqs_port": port, "sqs_anonymous": True}
             self.endpoint = f"http://127.0.0.1:{port}"
             if signed:
@@ -49,7 +49,7 @@ class Broker:
                 key = dict(line.split("=", 1) for line in created.split())
                 self.access_key, self.secret = key["AWS_ACCESS_KEY_ID"], key["AWS_SECRET_ACCESS_KEY"]
                 token = f":{_create_token(folder, key_file, '--allow', 'collection:*,blob:*').strip()}@"
-        self.server = _servers["Server"](folder, **flags)
+        self.server = Server(folder, **flags)
         self.prefix = f"celery-{uuid4().hex[:8]}-"
         self.conf = {
             "broker_url": f"sqs://{self.access_key}:{quote(self.secret, safe='')}@{self.endpoint.partition('//')[2]}",
@@ -107,7 +107,7 @@ def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
 
 @pytest.fixture
 def workers(tmp_path: Path, broker: Broker) -> Iterator[Any]:
-    with _celery["workers"](tmp_path / "celery", **broker.conf) as found:
+    with celery_workers.workers(tmp_path / "celery", **broker.conf) as found:
         yield found
 
 

@@ -1,9 +1,8 @@
 """tools/check_documents.py finds wrong Python in code blocks and code spans."""
 
-import runpy
 from pathlib import Path
 
-TOOL = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "check_documents.py"))
+import check_documents
 
 PAGE = """# A page
 
@@ -32,7 +31,7 @@ def test_wrong_python_is_found_with_its_line(tmp_path: Path) -> None:
     page = tmp_path / "docs" / "page.md"
     page.parent.mkdir()
     page.write_text(PAGE)
-    problems = TOOL["problems_of"]([page], tmp_path, tmp_path / "documents")
+    problems = check_documents.problems_of([page], tmp_path, tmp_path / "documents")
     expected = [
         (3, 'Unexpected keyword argument "urgency"'),
         (4, "there is no fastness.opne"),

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import resource
-import runpy
 import shlex
 import shutil
 import signal
@@ -23,8 +22,8 @@ from fastness.errors import DirectoryInUse, MailboxFull
 from fastness.handles.sync.plane import Plane
 from fastness.layers.worlds import World, subspace
 from fastness.wire.mail import MailPolicy
+from tests.end_to_end.processes import Server
 
-_processes = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
 FASTNESS = [sys.executable, "-m", "fastness.cli"]
 SECONDS_MAX = 60.0  # Far more than any step needs; every wait has a bound.
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -99,7 +98,7 @@ def open_when_free(url: str) -> Plane:
 
 @contextmanager
 def running_server(folder: Path, *, tokens: bool, **options: Any) -> Iterator[Any]:
-    server = _processes["Server"](folder, tokens=tokens, **options)
+    server = Server(folder, tokens=tokens, **options)
     try:
         yield server
         server.stop()

@@ -5,7 +5,6 @@ import gc
 import hashlib
 import os
 import resource
-import runpy
 import signal
 import socket
 import threading
@@ -50,10 +49,9 @@ from fastness.wire.inboxes import Control
 from fastness.wire.leases import LeaseProof
 from fastness.wire.queues import AckMessages, NewMessage, Receipts, ReceiveMessages
 from fastness.wire.worlds import ListWorlds
+from tests.end_to_end.serving import serving
+from tests.faults.proxy import Proxy
 
-HERE = Path(__file__).parent
-serving = runpy.run_path(str(HERE / "serving.py"))["serving"]  # Test files cannot import each other.
-Proxy = runpy.run_path(str(HERE.parent / "faults" / "proxy.py"))["Proxy"]
 MEGABYTE = 1_048_576
 PATIENCE_SECONDS = 60.0  # Far more than any step needs.
 _names = count()

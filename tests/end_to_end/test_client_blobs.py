@@ -4,7 +4,6 @@ import asyncio
 import gc
 import hashlib
 import os
-import runpy
 from collections.abc import AsyncIterator, Iterator
 from itertools import count
 from pathlib import Path
@@ -15,10 +14,9 @@ import pytest
 import fastness
 from fastness import Plane
 from fastness.errors import BlobNotFound, InvalidArgument, InvalidValue, Unreachable
+from tests.end_to_end.serving import serving
+from tests.faults.proxy import Proxy
 
-HERE = Path(__file__).parent
-serving = runpy.run_path(str(HERE / "serving.py"))["serving"]  # Test files cannot import each other.
-Proxy = runpy.run_path(str(HERE.parent / "faults" / "proxy.py"))["Proxy"]
 MEGABYTE = 1_048_576
 PATIENCE_SECONDS = 60.0  # Far more than any step needs.
 _names = count()

@@ -1,7 +1,6 @@
 """Threads that share a connection: which of them reads and writes, and what happens when one of them is interrupted."""
 
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -30,10 +29,9 @@ from fastness.client.session import Session
 from fastness.errors import Busy, Closed, CommitUnknown, Unsupported
 from fastness.wire.frames import PROTOCOL, REVISION, Hello, Reply, decode_calls, encode
 from fastness.wire.states import FoundState
+from tests.end_to_end.serving import serving
+from tests.faults.proxy import Proxy
 
-HERE = Path(__file__).parent
-serving = runpy.run_path(str(HERE / "serving.py"))["serving"]  # Test files cannot import each other.
-Proxy = runpy.run_path(str(HERE.parent / "faults" / "proxy.py"))["Proxy"]
 PATIENCE_SECONDS = 30.0  # Far more than any step needs.
 TRACED_FILES = {module.__file__ for module in (blocking_connection, blocking_socket, session)}
 _names = count()

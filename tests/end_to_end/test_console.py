@@ -1,7 +1,6 @@
 """The console's endpoints: static files, sessions, the event stream, and the reports of the pipeline."""
 
 import http.client
-import importlib.util
 import json
 import os
 import re
@@ -40,13 +39,7 @@ from fastness.server.console.samples import Samples
 from fastness.server.context import ServerContext
 from fastness.server.metrics import Metrics
 from fastness.wire.queues import QueueStats
-
-_spec = importlib.util.spec_from_file_location("fastness_processes", Path(__file__).with_name("processes.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_processes = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_processes)
-Server = _processes.Server
+from tests.end_to_end.processes import Server
 
 STATIC = Path(files.__file__).with_name("static")
 LINES_MAX = 100

@@ -11,7 +11,6 @@ The blocks of a document run from top to bottom in one shell, as a reader would 
 import http.client
 import os
 import re
-import runpy
 import signal
 import socket
 import subprocess
@@ -26,10 +25,9 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from fastness.server.settings import Settings
+from tests.end_to_end.processes import free_port
 
 ROOT = Path(__file__).parents[2]
-_servers = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
-free_port = _servers["free_port"]
 PAGES = ["README.md", "docs/tour.md"]
 BLOCKS = [
     block

@@ -1,7 +1,6 @@
 """Encryption at rest: nothing that is stored shows a payload, and nothing that was changed is taken for one."""
 
 import os
-import runpy
 import shutil
 import signal
 import subprocess
@@ -54,11 +53,11 @@ from fastness.runtime.publishing import discard
 from fastness.server.encryption_metrics import EncryptionMetrics
 from fastness.wire.inboxes import Timer
 from fastness.wire.queues import NewMessage
+from tests.end_to_end.serving import serving
 
 SECRET = "SECRET-MARKER-7F3A"
 EVERYTHING = prefix_range(b"")
 WAIT_SECONDS = 60
-serving = runpy.run_path(str(Path(__file__).with_name("serving.py")))["serving"]
 
 
 class Site:

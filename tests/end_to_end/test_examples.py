@@ -2,7 +2,6 @@
 
 import os
 import re
-import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +10,8 @@ from typing import Any
 
 import pytest
 
-_shared = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
+from tests.end_to_end.processes import Server
+
 EXAMPLES = Path(__file__).parents[2] / "examples" / "jobs"
 SECONDS_MAX = 60.0
 LINES_MAX = 80
@@ -77,7 +77,7 @@ PUSH = ["oven: 95 degrees", "4 samples are stored"]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    server = _shared["Server"](tmp_path_factory.mktemp("server"))
+    server = Server(tmp_path_factory.mktemp("server"))
     try:
         yield server
     finally:

@@ -8,7 +8,6 @@ import os
 import queue
 import random
 import re
-import runpy
 import shutil
 import signal
 import socket
@@ -21,6 +20,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
+from smoke import interpreter
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "start.md"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -28,7 +29,6 @@ BLOCK = re.compile(r"^```(\w+)(?: title=(\S+))?\n(.*?)^```$", re.DOTALL | re.MUL
 END = "@@ end of block"
 SILENT_SECONDS_MAX = 900  # Without any output. Only a command that hangs takes as long.
 PORT = "9440"
-interpreter = runpy.run_path(str(ROOT / "tools" / "smoke.py"))["interpreter"]
 
 
 class Shell:

@@ -1,7 +1,6 @@
 """The history of a running server: stored without a page, kept across a restart, and served to those who may see it."""
 
 import json
-import runpy
 import socket
 import time
 from collections.abc import Callable
@@ -11,9 +10,7 @@ from typing import Any
 
 import fastness
 from fastness.layers import samples
-
-_processes = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
-Server, SECONDS_MAX = _processes["Server"], _processes["SECONDS_MAX"]
+from tests.end_to_end.processes import SECONDS_MAX, Server
 
 
 def ask(server: Any, query: str, token: str) -> tuple[int, Any]:

@@ -14,9 +14,8 @@ import pytest
 
 import fastness
 from fastness import Plane, Program
+from tests.end_to_end.processes import Server
 
-_shared = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
-Server: Any = _shared["Server"]
 SECONDS_MAX = 60.0  # Bounds every wait; far longer than any step takes.
 LEASE_SECONDS = "1"
 WORLDS = 12

@@ -2,7 +2,6 @@
 
 import base64
 import http.client
-import importlib.util
 import json
 import threading
 import time
@@ -10,8 +9,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import count
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -21,21 +18,8 @@ from websockets.sync.client import connect
 
 from fastness.wire.problems import Problem
 from fastness.wire.queues import AckMessages, MessageLease, NewMessage, Outcomes, PutMessages, Receipts
-
-
-def _load(name: str) -> ModuleType:
-    """A helper module of this folder; pytest's importlib mode does not put it on the path."""
-    spec = importlib.util.spec_from_file_location(f"fastness_{name}", Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-serving = _load("serving").serving
-_helpers = _load("http_helpers")
-receive, lease, read_all = _helpers.receive, _helpers.lease, _helpers.read_all
+from tests.end_to_end.http_helpers import lease, read_all, receive
+from tests.end_to_end.serving import serving
 
 MEGABYTE = 1_048_576
 _names = count()

@@ -2,10 +2,8 @@
 
 import asyncio
 import base64
-import importlib.util
 from collections.abc import Iterator
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,13 +11,7 @@ import pytest
 import fastness
 from fastness.errors import MailboxFull, MailboxTaken, SenderBlocked
 from fastness.wire.mail import MailPolicy
-
-_spec = importlib.util.spec_from_file_location("fastness_serving", Path(__file__).with_name("serving.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_serving = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_serving)
-serving = _serving.serving
+from tests.end_to_end.serving import serving
 
 _names = count()
 

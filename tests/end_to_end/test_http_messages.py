@@ -2,39 +2,18 @@
 
 import base64
 import hashlib
-import importlib.util
 import json
 import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-
-def _load(name: str) -> ModuleType:
-    """A helper module of this folder; pytest's importlib mode does not put it on the path."""
-    spec = importlib.util.spec_from_file_location(f"fastness_{name}", Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-serving = _load("serving").serving
-_helpers = _load("http_helpers")
-receive, lease, multipart, parts_of, EventLines = (
-    _helpers.receive,
-    _helpers.lease,
-    _helpers.multipart,
-    _helpers.parts_of,
-    _helpers.EventLines,
-)
+from tests.end_to_end.http_helpers import EventLines, lease, multipart, parts_of, receive
+from tests.end_to_end.serving import serving
 
 MEGABYTE = 1_048_576
 LEASE = f"{'0' * 32}-1-{'0' * 34}"

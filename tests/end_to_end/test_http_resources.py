@@ -2,13 +2,10 @@
 
 import base64
 import hashlib
-import importlib.util
 import json
 import time
 from collections.abc import Iterator
 from itertools import count
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,19 +14,7 @@ import fastness
 from fastness.errors import NotEmbedded
 from fastness.kv.formats import FORMAT
 from fastness.server.http.routes import ENDPOINTS
-
-
-def _load(name: str) -> ModuleType:
-    """A helper module of this folder; pytest's importlib mode does not put it on the path."""
-    spec = importlib.util.spec_from_file_location(f"fastness_{name}", Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-serving = _load("serving").serving
+from tests.end_to_end.serving import serving
 
 MEGABYTE = 1_048_576
 _names = count()

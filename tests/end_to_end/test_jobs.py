@@ -1,11 +1,9 @@
 """Jobs on two real servers that share one PostgreSQL, and over the network."""
 
 import asyncio
-import runpy
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -13,8 +11,7 @@ import fastness
 from fastness import AsyncPlane, NewMessage, QueuePolicy
 from fastness.errors import MessageCancelled, MessageFailed
 from fastness.wire.queues import WaitForCancel
-
-serving = runpy.run_path(str(Path(__file__).with_name("serving.py")))["serving"]  # Test files cannot import each other.
+from tests.end_to_end.serving import serving
 
 
 @contextmanager

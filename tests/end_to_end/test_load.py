@@ -11,7 +11,6 @@ import http.client
 import json
 import os
 import resource
-import runpy
 import socket
 import struct
 import time
@@ -26,9 +25,8 @@ import pytest
 import fastness
 from fastness.wire.frames import PROTOCOL, Call, Hello, encode
 from fastness.wire.queues import PeekMessages
+from tests.end_to_end.processes import SECONDS_MAX, Server
 
-_processes = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
-Server, SECONDS_MAX = _processes["Server"], _processes["SECONDS_MAX"]
 DEADLINE_SECONDS = 300.0  # Bounds every wait; far longer than any step takes.
 MIB = 1 << 20
 OTHER_FILES = 512

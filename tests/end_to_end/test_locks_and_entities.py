@@ -4,7 +4,6 @@ Run as a program, this file is such a process: it executes the commands that it 
 """
 
 import json
-import runpy
 import subprocess
 import sys
 import time
@@ -19,7 +18,9 @@ import fastness
 from fastness import Plane
 from fastness.errors import FastnessError
 from fastness.wire.locks import ListLockSessions, LockSessionInfo
+from tests.end_to_end.processes import Server
 
+ROOT = Path(__file__).parents[2]
 SECONDS_MAX = 60.0  # Bounds every wait; far longer than any step takes.
 LEASE_SECONDS = 2.0  # Shorter than a write waits.
 
@@ -60,7 +61,11 @@ class Process:
 
     def __init__(self, url: str, folder: Path) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, __file__, url, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "tests.end_to_end.test_locks_and_entities", url, str(folder)],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert self._line() == "ready"
 
@@ -116,10 +121,9 @@ class Shared:
 
 @pytest.fixture(params=["server", "two servers on PostgreSQL", "nodes on PostgreSQL"])
 def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shared]:
-    start = runpy.run_path(str(Path(__file__).with_name("processes.py")))["Server"]
     with ExitStack() as stack:
         if request.param == "server":
-            server = start(tmp_path)
+            server = Server(tmp_path)
             stack.callback(server.kill)
             urls = [server.url] * 2
             plane = stack.enter_context(fastness.connect(server.url))
@@ -132,7 +136,7 @@ def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shared]:
                 for number in range(2):
                     folder = tmp_path / f"node-{number}"
                     folder.mkdir()
-                    server = start(folder, data=url, activity=str(folder / "activity"))
+                    server = Server(folder, data=url, activity=str(folder / "activity"))
                     stack.callback(server.kill)
                     urls.append(server.url)
         yield Shared(urls, plane, tmp_path, stack)

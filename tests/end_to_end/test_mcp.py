@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import runpy
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
@@ -33,11 +32,10 @@ from fastness.server.mcp import endpoint, mounting
 from fastness.server.mcp.mounting import Mcp, open_mcp
 from fastness.server.mcp.options import McpOptions
 from fastness.wire.requests import Request
+from tests.end_to_end.processes import SECONDS_MAX, Server
 
 pytestmark = pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")
 
-_processes = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
-Server, SECONDS_MAX = _processes["Server"], _processes["SECONDS_MAX"]
 
 LEGACY, MODERN = "legacy", "2026-07-28"
 REVISIONS = (LEGACY, MODERN)

@@ -1,7 +1,6 @@
 """Twenty agents over MCP drain one queue: each message is acknowledged once."""
 
 import asyncio
-import runpy
 from collections import Counter
 from pathlib import Path
 from typing import Any, Final
@@ -11,8 +10,8 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
 import fastness
+from tests.end_to_end.processes import Server
 
-_processes = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
 AGENTS: Final = 20
 MESSAGES: Final = 1_000
 REVISIONS: Final = ("legacy", "2026-07-28")
@@ -78,7 +77,7 @@ def test_twenty_clients_drain_a_thousand_messages_and_each_is_acked_once(tmp_pat
         verbs = ["queue:receive", "queue:ack", "queue:nack", "queue:reject"]
         names = [f"agent-{number}" for number in range(AGENTS)]
         tokens = [plane.tokens.create(name, universes=["main"], verbs=verbs).token for name in names]
-    server = _processes["Server"](tmp_path, tokens=True)
+    server = Server(tmp_path, tokens=True)
     try:
         acked = asyncio.run(_drain(server.url, tokens))
         log = server.log()

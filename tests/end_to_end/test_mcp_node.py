@@ -4,7 +4,6 @@ The packages come from the npm registry, in the versions of `mcp_node/package-lo
 """
 
 import json
-import runpy
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -16,10 +15,9 @@ import pytest
 import fastness
 from fastness.mcp.exposing import expose
 from fastness.mcp.tasks import task_of
+from tests.end_to_end.processes import SECONDS_MAX, Server
 
 HERE = Path(__file__).parent
-_processes = runpy.run_path(str(HERE / "processes.py"))  # Test files cannot import each other.
-Server, SECONDS_MAX = _processes["Server"], _processes["SECONDS_MAX"]
 WIDTH = {"type": "object", "properties": {"width": {"type": "integer"}}, "required": ["width"]}
 SIZE_FORM = {"type": "object", "properties": {"size": {"type": "integer"}}, "required": ["size"]}
 _UNREACHABLE = ("ENOTFOUND", "ECONNREFUSED", "ETIMEDOUT", "EAI_AGAIN", "ECONNRESET", "ENETUNREACH", "network")

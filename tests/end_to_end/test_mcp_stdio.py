@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -16,8 +15,8 @@ import pytest
 from mcp import Client, StdioServerParameters
 
 import fastness
+from tests.end_to_end.processes import Server
 
-Server: Any = runpy.run_path(str(Path(__file__).with_name("processes.py")))["Server"]
 SECONDS_MAX: Final = 60.0  # Bounds every wait; far longer than any step takes.
 _MODES: Final = {"2025-11-25": "legacy", "2026-07-28": "auto"}
 _INITIALIZE: Final = {

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import runpy
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import mcp_types
 import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
@@ -18,12 +18,9 @@ from mcp.shared.exceptions import MCPError
 import fastness
 from fastness.mcp.exposing import expose
 from fastness.mcp.tasks import InputNeeded, task_of
+from tests.end_to_end.mcp_task_client import TaskClient, TaskExtension
+from tests.end_to_end.processes import SECONDS_MAX, Server
 
-HERE = Path(__file__).parent
-_processes = runpy.run_path(str(HERE / "processes.py"))  # Test files cannot import each other.
-_tasks = runpy.run_path(str(HERE / "mcp_task_client.py"))
-Server, SECONDS_MAX = _processes["Server"], _processes["SECONDS_MAX"]
-TaskClient: Any = _tasks["TaskClient"]
 REVISIONS = ("2025-11-25", "2026-07-28")
 WIDTH = {"type": "object", "properties": {"width": {"type": "integer"}}, "required": ["width"]}
 SIZE_FORM = {"type": "object", "properties": {"size": {"type": "integer"}}, "required": ["size"]}
@@ -65,7 +62,7 @@ async def connected(transport: Any, revision: str, **options: Any) -> AsyncItera
     mode: Any = "legacy" if revision == "2025-11-25" else revision
     async with (
         asyncio.timeout(2 * SECONDS_MAX),
-        Client(transport, mode=mode, extensions=[_tasks["TaskExtension"]()], **options) as client,
+        Client(transport, mode=mode, extensions=[TaskExtension()], **options) as client,
     ):
         assert client.protocol_version == revision
         yield TaskClient(client)
@@ -145,7 +142,7 @@ async def test_a_token_that_may_put_is_enough_for_tasks(served: Served, revision
     """It follows, answers and cancels what it has started, and cannot read the messages of others."""
 
     async def elicit(context: Any, params: Any) -> Any:
-        return _tasks["mcp_types"].ElicitResult(action="accept", content={"size": 4})
+        return mcp_types.ElicitResult(action="accept", content={"size": 4})
 
     def work() -> None:
         message = served.receive()

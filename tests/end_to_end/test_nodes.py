@@ -1,7 +1,6 @@
 """Several real servers on one PostgreSQL: they see each other, and one of them does the periodic work."""
 
 import json
-import runpy
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -21,9 +20,8 @@ from fastness.layers.queues import QueueKey
 from fastness.limits import NODE_GONE_SECONDS
 from fastness.testing.clock import ManualClock
 from fastness.wire.queues import NewMessage
+from tests.end_to_end.processes import SECONDS_MAX, Server
 
-_processes = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
-Server, SECONDS_MAX = _processes["Server"], _processes["SECONDS_MAX"]
 Found = TypeVar("Found")
 JOBS = QueueKey("main", "jobs")
 

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -20,10 +19,8 @@ import fastness
 from fastness.cli import exit_codes
 from fastness.cli.main import root
 from fastness.errors import NotAllowed
-
-_tests = Path(__file__).parents[1]  # Test files cannot import each other.
-Server = runpy.run_path(str(_tests / "end_to_end" / "processes.py"))["Server"]
-Proxy = runpy.run_path(str(_tests / "faults" / "proxy.py"))["Proxy"]
+from tests.end_to_end.processes import Server
+from tests.faults.proxy import Proxy
 
 LARGE = b"large" * 10_000
 Cli = Callable[..., Result]

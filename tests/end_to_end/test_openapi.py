@@ -1,8 +1,6 @@
 """The OpenAPI document describes every route, and real responses conform to it."""
 
-import importlib.util
 import re
-import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,18 +10,15 @@ import openapi_spec_validator
 import pytest
 from starlette.routing import Route
 
+import make_api_examples
+import vendor
 from fastness.plane.open import Options, open_plane_async
 from fastness.server import openapi_examples
 from fastness.server.app import make_app
 from fastness.server.context import ServerContext
 from fastness.server.http.routes import ENDPOINTS
 from fastness.server.openapi import document
-
-_spec = importlib.util.spec_from_file_location("fastness_serving", Path(__file__).with_name("serving.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_serving = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_serving)
+from tests.end_to_end.serving import serving
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = document(ENDPOINTS)
@@ -38,7 +33,7 @@ WITHOUT_BODY = ("204", "304")
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Any]:
-    with _serving.serving() as running:
+    with serving() as running:
         yield running
 
 
@@ -224,14 +219,13 @@ def test_every_error_code_has_an_example() -> None:
 
 def test_the_recorder_names_an_endpoint_without_an_example(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    tool = runpy.run_path(str(ROOT / "tools" / "make_api_examples.py"))
     recorded = {param.values[2]["operationId"]: [] for param in OPERATIONS}
-    assert tool["missing"](recorded) == []
+    assert make_api_examples.missing(recorded) == []
     del recorded["get_plane"]
-    [problem] = tool["missing"](recorded)
+    [problem] = make_api_examples.missing(recorded)
     assert problem.startswith("GET /v1/plane has no example. Call it in the function planes() of tools/api_examples.py")
-    assert tool["same"]({"n": 1, "id": "a"}, {"n": 2, "id": "b"})
-    assert not tool["same"]({"n": 1}, {"n": 1, "more": None})
+    assert make_api_examples.same({"n": 1, "id": "a"}, {"n": 2, "id": "b"})
+    assert not make_api_examples.same({"n": 1}, {"n": 1, "more": None})
 
 
 def test_the_server_serves_the_document(server: Any) -> None:
@@ -258,17 +252,16 @@ def test_the_api_page_loads_files_of_this_server_only(server: Any) -> None:
 
 
 def test_vendored_files_match_their_hashes_and_have_licences(tmp_path: Path) -> None:
-    tool = runpy.run_path(str(ROOT / "tools" / "vendor.py"))
-    packages = tool["recorded"]()
-    assert tool["check"](packages, tool["ROOT"]) == []
+    packages = vendor.recorded()
+    assert vendor.check(packages, vendor.ROOT) == []
     for package in packages.values():
         assert any(each.endswith("license.txt") for each in package["files"])
         for path in package["files"]:
             (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / path).write_bytes(b"changed")
-    assert len(tool["check"](packages, tmp_path)) == sum(len(each["files"]) for each in packages.values())
+    assert len(vendor.check(packages, tmp_path)) == sum(len(each["files"]) for each in packages.values())
     (tmp_path / path).unlink()
-    assert any("is missing" in problem for problem in tool["check"](packages, tmp_path))
+    assert any("is missing" in problem for problem in vendor.check(packages, tmp_path))
 
 
 def test_responses_conform_to_the_document(server: Any) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import http.client
 import json
 import os
-import runpy
 import subprocess
 import sys
 import threading
@@ -29,9 +28,9 @@ from fastness.errors import (
     SenderMismatch,
     Unreachable,
 )
+from tests.end_to_end.processes import Server
+from tests.faults.proxy import Proxy
 
-Server = runpy.run_path(str(Path(__file__).with_name("processes.py")))["Server"]  # Test files cannot import each other.
-Proxy = runpy.run_path(str(Path(__file__).parents[1] / "faults" / "proxy.py"))["Proxy"]
 SECONDS_MAX = 60.0
 UNLIMITED = {"ingress_pushes_per_minute": 0}
 

@@ -1,9 +1,7 @@
 """Tokens for some queues at a real server: no way into it reaches the others."""
 
 import json
-import runpy
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -12,9 +10,7 @@ import pytest
 import fastness
 from fastness import QueuePolicy
 from fastness.errors import NotAllowed
-
-_processes = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
-Server, SECONDS_MAX = _processes["Server"], _processes["SECONDS_MAX"]
+from tests.end_to_end.processes import SECONDS_MAX, Server
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import runpy
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,11 +15,8 @@ import pytest
 import fastness
 from fastness import Plane, Quota
 from fastness.errors import NotAllowed, QuotaExceeded
-
-_processes = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
-Server, SECONDS_MAX = _processes["Server"], _processes["SECONDS_MAX"]
-_relay_client = runpy.run_path(str(Path(__file__).with_name("relay_client.py")))
-Agent, Refused = _relay_client["Agent"], _relay_client["Refused"]
+from tests.end_to_end.processes import SECONDS_MAX, Server
+from tests.end_to_end.relay_client import Agent, Refused
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import json
-import runpy
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -21,12 +20,10 @@ import fastness
 from fastness import Plane
 from fastness.limits import FRAME_BYTES_MAX, MAIL_BYTES_MAX, RELAY_FRAMES_MAX
 from fastness.wire.mail import MailPolicy, NewMail, SetMailPolicy
+from tests.end_to_end.processes import Server
+from tests.end_to_end.relay_client import Agent, Refused, base64url, to_sign
+from tests.end_to_end.serving import serving
 
-HERE = Path(__file__).parent
-Server = runpy.run_path(str(HERE / "processes.py"))["Server"]  # Test files cannot import each other.
-serving = runpy.run_path(str(HERE / "serving.py"))["serving"]
-_client = runpy.run_path(str(HERE / "relay_client.py"))
-Agent, Refused, base64url, to_sign = (_client[name] for name in ("Agent", "Refused", "base64url", "to_sign"))
 SECONDS_MAX = 60.0  # Bounds every wait.
 
 Start = Callable[..., Any]

@@ -1,7 +1,6 @@
 """JSON-RPC over HTTP against a real server: pushes, senders, limits and restarts."""
 
 import json
-import runpy
 import threading
 import time
 from base64 import urlsafe_b64encode
@@ -14,8 +13,8 @@ from typing import Any
 import pytest
 
 import fastness
+from tests.end_to_end.processes import Server
 
-Server = runpy.run_path(str(Path(__file__).with_name("processes.py")))["Server"]  # Test files cannot import each other.
 UNLIMITED = {"ingress_pushes_per_minute": 0, "ingress_agent": "bob"}
 BURST = 20_000
 SECONDS_MAX = 60.0

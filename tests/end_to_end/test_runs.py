@@ -1,6 +1,5 @@
 """Runs of workflows on a real server: over HTTP with plain JSON, with the client, and with the command line."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -8,7 +7,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,21 +17,9 @@ from fastness.wire.atomic import CommitAtomic
 from fastness.wire.canonical import canonical
 from fastness.wire.hosting import ClaimWorlds, CommitTurn
 from fastness.wire.runs import UpdateRun
+from tests.end_to_end.serving import serving
 
 SECONDS_MAX = 60.0
-
-
-def _load(name: str) -> ModuleType:
-    """A helper module of this folder; pytest's importlib mode does not put it on the path."""
-    spec = importlib.util.spec_from_file_location(f"fastness_{name}", Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-serving = _load("serving").serving
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,7 @@ generates the same cases every time; `make nightly` generates others and prints 
 import json
 import os
 import random
-import runpy
 from collections.abc import Iterator, MutableMapping
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -27,8 +25,8 @@ from schemathesis.specs.openapi import checks
 from fastness import PutRow
 from fastness.server.http.routes import ENDPOINTS
 from fastness.server.openapi import document
+from tests.end_to_end.processes import Server
 
-Server = runpy.run_path(str(Path(__file__).with_name("processes.py")))["Server"]  # Test files cannot import each other.
 DOCUMENT = document(ENDPOINTS)
 OPERATIONS = [
     pytest.param(path, method, id=f"{method.upper()} {path}")

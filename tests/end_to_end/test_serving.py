@@ -6,7 +6,6 @@ import ipaddress
 import json
 import os
 import re
-import runpy
 import signal
 import socket
 import ssl
@@ -47,9 +46,7 @@ from fastness.server.settings import Settings
 from fastness.server.streams import Streams
 from fastness.wire.frames import PROTOCOL, Hello, encode
 from fastness.wire.websocket_frames import ShortFrameReader
-
-_processes = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
-Server, SECONDS_MAX = _processes["Server"], _processes["SECONDS_MAX"]
+from tests.end_to_end.processes import SECONDS_MAX, Server
 
 
 @pytest.fixture

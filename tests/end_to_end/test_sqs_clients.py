@@ -8,23 +8,31 @@ import hashlib
 import json
 import os
 import re
-import runpy
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-_clients = runpy.run_path(str(Path(__file__).parent / "sqs_clients.py"))  # Test files cannot import each other.
-Refused: Any = _clients["Refused"]
+from tests.end_to_end.sqs_clients import (
+    ERRORS,
+    KINDS,
+    SECONDS_MAX,
+    Clients,
+    Credentials,
+    MovedClock,
+    Refused,
+    anonymous_server,
+    md5,
+    md5_of_attributes,
+    signed_server,
+)
+
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")  # By aiobotocore.
-KINDS, SECONDS_MAX, ERRORS = _clients["KINDS"], _clients["SECONDS_MAX"], _clients["ERRORS"]
-md5, md5_of_attributes = _clients["md5"], _clients["md5_of_attributes"]
 ACCOUNT = re.compile(r"\d{12}")
 MEBIBYTE = 1_048_576
 INVALID = ("InvalidParameterValue", "InvalidAttributeValue")  # The documentation does not say which of them it is.
@@ -153,7 +161,7 @@ def redrive(dead: SqsQueue, times: int = 1) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with _clients["Clients"](tmp_path_factory.mktemp("sqs-clients")) as clients:
+    with Clients(tmp_path_factory.mktemp("sqs-clients")) as clients:
         yield clients
 
 
@@ -161,9 +169,9 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def signed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A server and an access key."""
     if other := os.environ.get("SQS_ENDPOINT_URL"):
-        yield _clients["Credentials"](other)
+        yield Credentials(other)
         return
-    with _clients["signed_server"](tmp_path_factory.mktemp("sqs-signed")) as credentials:
+    with signed_server(tmp_path_factory.mktemp("sqs-signed")) as credentials:
         yield credentials
 
 
@@ -173,8 +181,8 @@ def moved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     if os.environ.get("SQS_ENDPOINT_URL"):
         pytest.skip("the clock of another server cannot be moved")
     folder = tmp_path_factory.mktemp("sqs-moved")
-    clock = _clients["MovedClock"](folder)
-    with _clients["anonymous_server"](folder, before=clock.code) as credentials:
+    clock = MovedClock(folder)
+    with anonymous_server(folder, before=clock.code) as credentials:
         yield credentials, clock
 
 

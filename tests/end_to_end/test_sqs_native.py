@@ -4,11 +4,9 @@ import base64
 import hashlib
 import json
 import os
-import runpy
 import threading
 from collections.abc import Iterator
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import boto3
@@ -17,8 +15,8 @@ from botocore.config import Config
 
 from fastness.handles.sync.plane import Plane
 from fastness.wire.queues import QueuePolicy
+from tests.end_to_end.processes import Server
 
-_processes = runpy.run_path(str(Path(__file__).parent / "processes.py"))  # Test files cannot import each other.
 MEBIBYTE = 1_048_576
 TYPED = {
     "text": {"DataType": "String", "StringValue": "grüße"},
@@ -33,7 +31,7 @@ _numbers = count(1)
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    server = _processes["Server"](tmp_path_factory.mktemp("sqs"), sqs=True, sqs_anonymous=True)
+    server = Server(tmp_path_factory.mktemp("sqs"), sqs=True, sqs_anonymous=True)
     yield server
     server.kill()
 

@@ -9,7 +9,6 @@ import http.client
 import json
 import os
 import re
-import runpy
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,9 +24,17 @@ from botocore.model import ListShape, MapShape, OperationModel, ServiceModel, Sh
 from botocore.parsers import create_parser
 from botocore.serialize import create_serializer
 
-_clients = runpy.run_path(str(Path(__file__).parent / "sqs_clients.py"))  # Test files cannot import each other.
-ERRORS, NAMESPACE, SECONDS_MAX = _clients["ERRORS"], _clients["NAMESPACE"], _clients["SECONDS_MAX"]
-MODEL = ServiceModel(_clients["service_model"](), "sqs")
+from tests.end_to_end.sqs_clients import (
+    ERRORS,
+    NAMESPACE,
+    SECONDS_MAX,
+    anonymous_server,
+    query_model,
+    service_model,
+    signed_server,
+)
+
+MODEL = ServiceModel(service_model(), "sqs")
 ACTIONS = sorted(MODEL.operation_names)
 MODELLED = {shape.name for shape in MODEL.error_shapes}
 TEXTS = ("plain", " spaces ", "\ttab\nline\r\nreturn\rend", "<a>&amp;</a> ]]>", "ä € \U0001f600 \ufffd")
@@ -259,7 +266,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if other := os.environ.get("SQS_ENDPOINT_URL"):  # To compare with it.
         yield other
         return
-    with _clients["anonymous_server"](tmp_path_factory.mktemp("sqs-protocols")) as credentials:
+    with anonymous_server(tmp_path_factory.mktemp("sqs-protocols")) as credentials:
         yield credentials.endpoint
 
 
@@ -267,7 +274,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def protocol(request: pytest.FixtureRequest, endpoint: str) -> Protocol:
     if request.param == "json":
         return Json(endpoint, MODEL)
-    return Query(endpoint, ServiceModel(_clients["query_model"](), "sqs"))
+    return Query(endpoint, ServiceModel(query_model(), "sqs"))
 
 
 def new_queue(protocol: Protocol, suffix: str = "", **attributes: Any) -> str:
@@ -478,10 +485,10 @@ def test_an_error_has_the_form_of_the_model(protocol: Protocol, name: str) -> No
 
 
 def test_a_request_that_is_sent_again_is_throttled(tmp_path: Path) -> None:
-    with _clients["signed_server"](tmp_path) as credentials:
+    with signed_server(tmp_path) as credentials:
         for protocol in (
             Json(credentials.endpoint, MODEL),
-            Query(credentials.endpoint, ServiceModel(_clients["query_model"](), "sqs")),
+            Query(credentials.endpoint, ServiceModel(query_model(), "sqs")),
         ):
             body, headers = protocol.request("CreateQueue", QueueName=protocol.name)
             headers["amz-sdk-invocation-id"] = str(uuid.uuid4())
@@ -527,7 +534,7 @@ def json_protocol(endpoint: str) -> Json:
 
 @pytest.fixture
 def query_protocol(endpoint: str) -> Query:
-    return Query(endpoint, ServiceModel(_clients["query_model"](), "sqs"))
+    return Query(endpoint, ServiceModel(query_model(), "sqs"))
 
 
 def _target(action: str) -> dict[str, str]:

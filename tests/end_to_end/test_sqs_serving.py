@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import runpy
 import signal
 import socket
 import time
@@ -18,9 +17,8 @@ from botocore.config import Config
 from fastness.errors import InvalidArgument
 from fastness.server.serving import serve
 from fastness.server.settings import Settings
+from tests.end_to_end.processes import SECONDS_MAX, Server
 
-_processes = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
-Server, SECONDS_MAX = _processes["Server"], _processes["SECONDS_MAX"]
 ONE_ATTEMPT: Final = Config(retries={"total_max_attempts": 1})
 
 

@@ -15,9 +15,8 @@ import pytest
 
 from fastness import Plane
 from fastness.errors import MessageCancelled
+from tests.end_to_end.processes import Server
 
-_shared = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
-Server: Any = _shared["Server"]
 SECONDS_MAX = 60.0  # Bounds every wait; far longer than any step takes.
 
 MODULE = """

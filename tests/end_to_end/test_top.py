@@ -5,7 +5,6 @@ import json
 import os
 import pty
 import re
-import runpy
 import struct
 import subprocess
 import sys
@@ -23,9 +22,8 @@ import fastness
 from fastness import Quota
 from fastness.cli.main import root
 from fastness.wire.queues import NewMessage
+from tests.end_to_end.processes import SECONDS_MAX, Server
 
-_processes = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
-Server, SECONDS_MAX = _processes["Server"], _processes["SECONDS_MAX"]
 FASTNESS = [sys.executable, "-W", "error", "-m", "fastness.cli"]
 ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07|[=>()][0-9A-B]?)")
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import runpy
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,8 +15,8 @@ from fastness.errors import NotAllowed, SendRefused
 from fastness.tasks.planes import async_plane_of
 from fastness.wire.atomic import CommitAtomic
 from fastness.wire.hosting import SendToWorld, SetSendPolicy
+from tests.end_to_end.processes import Server
 
-_shared = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
 HOST_VERBS = "hosting:claim,hosting:commit,hosting:fail,hosting:renew,hosting:release,hosting:send,world:*,blob:*"
 
 
@@ -29,7 +28,7 @@ def planes(tmp_path: Path) -> Iterator[dict[str, Any]]:
             name: plane.tokens.create(name, universes=name.partition("-")[0], verbs=verbs).token
             for name, verbs in {"shop": "*", "bank": "*", "shop-host": HOST_VERBS}.items()
         }
-    server = _shared["Server"](tmp_path, tokens=True)
+    server = Server(tmp_path, tokens=True)
     with ExitStack() as stack:
         stack.callback(server.kill)
         opened = {

@@ -7,7 +7,6 @@ to PostgreSQL is cut, loses responses, or is silent for a while; PostgreSQL ends
 """
 
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -22,8 +21,8 @@ import psycopg
 
 import fastness
 from fastness import Plane
+from tests.faults.proxy import Proxy
 
-Proxy: Any = runpy.run_path(str(Path(__file__).parent / "proxy.py"))["Proxy"]  # Test files cannot import each other.
 READY_SECONDS_MAX = 60.0  # How long a server may take to start; far more than it does.
 PATIENCES = {"patient": 30.0, "impatient": 0.2}  # How long a client waits for a server that is unreachable.
 

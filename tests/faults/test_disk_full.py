@@ -3,7 +3,6 @@
 import json
 import os
 import resource
-import runpy
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from fastness.backends.rocksdb import RocksDatabase
 from fastness.errors import Backend, CommitUnknown, DatabaseFailed, DiskFull
 from fastness.kv import Transaction
 from fastness.tiers import Tier
+from tests.end_to_end.processes import Server
 
 FILLING = """
 import resource, signal, sys
@@ -141,9 +141,6 @@ def test_a_failed_plane_can_be_reopened(tmp_path: Path) -> None:
     child = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert child.returncode == 0, child.stderr
     assert child.stdout.split() == ["0", "1", "2", "3", "4"]
-
-
-Server = runpy.run_path(str(Path(__file__).parent.parent / "end_to_end" / "processes.py"))["Server"]
 
 
 def until(condition: Callable[[], Any]) -> None:

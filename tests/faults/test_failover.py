@@ -1,14 +1,13 @@
 """Two PostgreSQL servers, one of which fails: nothing acknowledged is lost, and clients continue by themselves."""
 
 import json
-import runpy
 import subprocess
 import sys
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -23,18 +22,16 @@ from fastness.backends.postgres.connections import connection_parameters
 from fastness.errors import CommitUnknown, FastnessError, InvalidArgument, Unreachable
 from fastness.kv import Transaction
 from fastness.tiers import Tier
+from tests.end_to_end.processes import Server
+from tests.faults.postgres_pair import postgres_pair, until
 
-# Test files cannot import each other.
-PAIR: Any = runpy.run_path(str(Path(__file__).parent / "postgres_pair.py"))
-SERVER: Any = runpy.run_path(str(Path(__file__).parent.parent / "end_to_end" / "processes.py"))["Server"]
-until: Callable[[Callable[[], Any], str], Any] = PAIR["until"]
 DEADLINE_SECONDS = 120.0  # A generous deadline for what the tests wait for.
 WRITERS = 4
 
 
 @pytest.fixture(scope="module")
 def running_pair() -> Iterator[Any]:
-    with PAIR["postgres_pair"]() as pair:
+    with postgres_pair() as pair:
         yield pair
 
 
@@ -140,7 +137,7 @@ def readiness(url: str) -> int:
 
 def test_a_failover_under_load_loses_nothing_that_was_acknowledged(pair: Any, tmp_path: Path) -> None:
     with ExitStack() as running:
-        server = SERVER(tmp_path, data=pair.url)
+        server = Server(tmp_path, data=pair.url)
         running.callback(server.kill)
         assert readiness(server.url) == 200
         writers = [Writer(server.url, f"writer-{number}") for number in range(WRITERS)]
@@ -166,7 +163,7 @@ def test_a_failover_under_load_loses_nothing_that_was_acknowledged(pair: Any, tm
 
 def test_a_consumer_that_waits_is_woken_after_a_failover(pair: Any, tmp_path: Path) -> None:
     with ExitStack() as running:
-        server = SERVER(tmp_path, data=pair.url)
+        server = Server(tmp_path, data=pair.url)
         running.callback(server.kill)
         plane = running.enter_context(fastness.connect(server.url))
         pool = running.enter_context(ThreadPoolExecutor(1))
@@ -224,7 +221,7 @@ def test_a_commit_without_a_standby_gets_an_answer_in_bounded_time(pair: Any, mo
 
 def test_a_keyed_call_is_repeated_until_its_commit_is_known(pair: Any, tmp_path: Path) -> None:
     with ExitStack() as running:
-        server = SERVER(tmp_path, data=pair.url)
+        server = Server(tmp_path, data=pair.url)
         running.callback(server.kill)
         plane = running.enter_context(fastness.connect(server.url))
         plane.queue("jobs").put("first")
@@ -381,7 +378,7 @@ def test_stale_reads_fall_back_to_the_primary(pair: Any, monkeypatch: pytest.Mon
 
 async def test_a_server_reads_from_the_standby(pair: Any, tmp_path: Path) -> None:
     with ExitStack() as running:
-        server = SERVER(tmp_path, data=pair.url, read_from="standby")
+        server = Server(tmp_path, data=pair.url, read_from="standby")
         running.callback(server.kill)
         async with fastness.connect_async(server.url) as plane:
             await plane.queue("jobs").put("first")
@@ -437,7 +434,7 @@ def test_options_of_the_url_replace_the_defaults() -> None:
 def test_twenty_failovers_under_load_lose_nothing(pair: Any, tmp_path: Path) -> None:
     """Each time the former primary becomes the standby, and the next failover returns to it."""
     with ExitStack() as running:
-        server = SERVER(tmp_path, data=pair.url)
+        server = Server(tmp_path, data=pair.url)
         running.callback(server.kill)
         writers = [Writer(server.url, f"writer-{number}") for number in range(WRITERS)]
         for writer in writers:

@@ -2,7 +2,6 @@
 
 import json
 import random
-import runpy
 import signal
 import subprocess
 import sys
@@ -13,9 +12,10 @@ from typing import Any
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 
+from tests.end_to_end.processes import Server
+from tests.faults import langgraph_child
+
 CHILD = Path(__file__).with_name("langgraph_child.py")
-_child = runpy.run_path(str(CHILD))
-_processes = runpy.run_path(str(Path(__file__).parents[1] / "end_to_end" / "processes.py"))
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def child() -> Iterator["subprocess.Popen[str]"]:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Any]:
-    server = _processes["Server"](tmp_path)
+    server = Server(tmp_path)
     try:
         yield server
     finally:
@@ -38,14 +38,14 @@ def server(tmp_path: Path) -> Iterator[Any]:
 
 def undisturbed() -> Any:
     """How the graph ends without a crash."""
-    graph = _child["make_graph"](InMemorySaver())
-    graph.invoke(_child["INPUT"], {"configurable": {"thread_id": "model"}})
-    return json.loads(json.dumps(_child["outcome"](graph, "model")))
+    graph = langgraph_child.make_graph(InMemorySaver())
+    graph.invoke(langgraph_child.INPUT, {"configurable": {"thread_id": "model"}})
+    return json.loads(json.dumps(langgraph_child.outcome(graph, "model")))
 
 
 def check(child: "subprocess.Popen[str]", url: str, folder: Path, kills: int) -> None:
     expected = undisturbed()
-    assert len(expected["values"]["log"]) == 1 + 4 * _child["TURNS"]
+    assert len(expected["values"]["log"]) == 1 + 4 * langgraph_child.TURNS
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     numbers = random.Random(seed)

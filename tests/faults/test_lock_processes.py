@@ -8,7 +8,6 @@ lease.
 import json
 import os
 import random
-import runpy
 import signal
 import subprocess
 import sys
@@ -26,9 +25,9 @@ import fastness
 from fastness import Plane
 from fastness.testing.histories import NEVER, Operation, Outcome, Violation
 from fastness.testing.histories.locks import check_locks
+from tests.faults import lock_child
 
 HERE = Path(__file__).parent
-CHILD: Any = runpy.run_path(str(HERE / "lock_child.py"))  # Test files cannot import each other.
 SECONDS_MAX = 60.0  # Bounds every wait; far longer than any step takes.
 MARGIN_SECONDS = 5.0  # A lock ends with the lease of its session; the next holder is told within this time.
 LOST = ("lease_expired", "fencing_mismatch")
@@ -146,7 +145,7 @@ class Lockers:
     def __init__(self, urls: list[str], folder: Path, size: Size, seed: int) -> None:
         folder.mkdir()
         self._folder = folder
-        self._task = CHILD["Task"](
+        self._task = lock_child.Task(
             urls=urls,
             processes=size.processes,
             folder=str(folder),
@@ -240,7 +239,7 @@ class Run:
         self._urls, self._folder, self._size = urls, folder, size
         self._seed = random.SystemRandom().randrange(1 << 32)
         self._chance = random.Random(self._seed)
-        self._record = CHILD["Record"](folder / f"{DRIVER}.jsonl")
+        self._record = lock_child.Record(folder / f"{DRIVER}.jsonl")
         self._killed: dict[int, int] = {}
         self._stopped: set[int] = set()
         print(f"seed {self._seed}")
@@ -265,7 +264,7 @@ class Run:
             seen = [lockers.seen(number) for number in range(size.processes)]
             self._acquire(plane, ["database"], "last")  # Conflicts with all: so each lock has a next holder.
             states = {
-                CHILD["state_of"](*each.argument[:2])
+                lock_child.state_of(*each.argument[:2])
                 for some in seen
                 for each in some.operations
                 if each.kind == "guarded"
@@ -337,7 +336,7 @@ class Run:
         argument = {"paths": [path], "mode": "X", "lease": round(lease_seconds * 1e9)}
         outcome, answer = self._record.call("acquire", claim, argument, acquire)
         assert outcome == "ok", answer
-        self._record.call("release", claim, None, lambda: CHILD["release"](found[0]))
+        self._record.call("release", claim, None, lambda: lock_child.release(found[0]))
         return int(found[0].fence)
 
 
@@ -346,7 +345,7 @@ class Run:
 
 def conflict(one: Operation, other: Operation) -> bool:
     """Whether two claims exclude each other, by a plain reading of the rules."""
-    first, second = (CHILD["steps_of"](each.argument["paths"], each.argument["mode"]) for each in (one, other))
+    first, second = (lock_child.steps_of(each.argument["paths"], each.argument["mode"]) for each in (one, other))
     allowed = {("IS", "IS"), ("IS", "IX"), ("IX", "IS"), ("IX", "IX"), ("IS", "S"), ("S", "IS"), ("S", "S")}
     return any((first[key], second[key]) not in allowed for key in first.keys() & second.keys())
 
@@ -434,7 +433,7 @@ def check_documents(observed: Observed) -> None:
     for each in observed.operations:
         if each.kind == "guarded" and each.outcome is not Outcome.FAILED:
             level, name, fence = each.argument
-            writes.setdefault(CHILD["state_of"](level, name), {})[fence] = each
+            writes.setdefault(lock_child.state_of(level, name), {})[fence] = each
     assert writes, "nothing was written under a lock"
     for state, found in writes.items():
         certain = [fence for fence, each in found.items() if each.outcome is Outcome.OK]

@@ -1,7 +1,6 @@
 """When an answer is lost with its connection, the client sends the call again, and it is carried out once."""
 
 import asyncio
-import runpy
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,9 +23,9 @@ from fastness.errors import Busy, CommitUnknown, FastnessError, InvalidArgument,
 from fastness.wire.frames import PROTOCOL, REVISION, Hello, Reply, decode_calls, encode
 from fastness.wire.problems import problem_of
 from fastness.wire.queues import NewMessage, PutMessages
+from tests.end_to_end.serving import serving
+from tests.faults.proxy import Proxy
 
-serving = runpy.run_path(str(Path(__file__).parents[1] / "end_to_end" / "serving.py"))["serving"]
-Proxy = runpy.run_path(str(Path(__file__).with_name("proxy.py")))["Proxy"]
 DEADLINE_SECONDS = 60.0
 
 

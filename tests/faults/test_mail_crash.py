@@ -1,7 +1,6 @@
 """SIGKILL during sends, reads and confirmations: acknowledged mail is kept, confirmed mail stays removed."""
 
 import random
-import runpy
 import signal
 import subprocess
 import sys
@@ -16,9 +15,9 @@ from fastness import Plane
 from fastness.limits import MAIL_TTL_SECONDS
 from fastness.testing.histories import History, Operation, Outcome
 from fastness.testing.histories.mail import MailboxEntry, check_mailbox
+from tests.faults import mail_child
 
 CHILD = Path(__file__).parent / "mail_child.py"
-CHILD_MODULE: Any = runpy.run_path(str(CHILD))  # Test files cannot import each other.
 MAILS = 400  # Per sender, of which there are three.
 
 
@@ -45,7 +44,7 @@ def waiting(plane: Plane, agent: str) -> list[MailboxEntry]:
 def check(plane: Plane, history: History) -> int:
     """Check the history, and that a new reader gets the remaining mail in order; returns how much."""
     now_ms, total = time.time_ns() // 1_000_000, 0
-    for agent in CHILD_MODULE["READERS"]:
+    for agent in mail_child.READERS:
         left = waiting(plane, agent)
         check_mailbox(history, agent, left=left, end_ms=now_ms, ttl_ms=round(MAIL_TTL_SECONDS * 1_000))
         read = [MailboxEntry(mail.sequence, mail.id, mail.sent_ms, mail.expires_ms) for mail in subscribe(plane, agent)]
@@ -65,7 +64,7 @@ def sends(history: History) -> list[Operation]:
 
 def check_receipts(plane: Plane, history: History) -> None:
     """Check that each sender has the receipts for its acknowledged mail."""
-    for sender in CHILD_MODULE["SENDERS"]:
+    for sender in mail_child.SENDERS:
         receipts: list[Any] = []
         while found := plane.mailbox(sender).receipts(after=receipts[-1].sequence if receipts else -1, limit=1_000):
             receipts += found
@@ -91,11 +90,11 @@ def test_a_killed_process_loses_no_mail_and_revives_none(tmp_path: Path, request
     said: list[bytes] = []
     for run in range(kills):
         said += kill_after(tmp_path, run, chance.randrange(1, 1_500))
-    history = CHILD_MODULE["history_of"](said)
+    history = mail_child.history_of(said)
     with fastness.open(f"dir:{tmp_path}") as plane:
         left = check(plane, history)
         check_receipts(plane, history)
-    errors = CHILD_MODULE["errors_of"](said)
+    errors = mail_child.errors_of(said)
     assert set(errors) <= {"queue_full"}, errors
     counts = {
         kind: sum(each.kind == kind and each.outcome is Outcome.OK for each in history.operations)

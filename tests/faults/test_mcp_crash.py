@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import runpy
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -17,12 +16,10 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
 import fastness
+from tests.end_to_end.mcp_task_client import TaskClient, TaskExtension
+from tests.end_to_end.processes import SECONDS_MAX, Server
 
 HERE = Path(__file__).parent
-_processes = runpy.run_path(str(HERE.parent / "end_to_end" / "processes.py"))  # Test files cannot import each other.
-_tasks = runpy.run_path(str(HERE.parent / "end_to_end" / "mcp_task_client.py"))
-Server, SECONDS_MAX = _processes["Server"], _processes["SECONDS_MAX"]
-TaskClient: Any = _tasks["TaskClient"]
 REVISIONS = ("2025-11-25", "2026-07-28")
 WIDTH = {"type": "object", "properties": {"width": {"type": "integer"}}, "required": ["width"]}
 
@@ -77,7 +74,7 @@ class Plane:
         async with httpx2.AsyncClient(headers=headers, timeout=SECONDS_MAX) as carrier:
             transport = streamable_http_client(f"{self.url}/mcp", http_client=carrier)
             mode: Any = "legacy" if revision == "2025-11-25" else revision
-            async with Client(transport, mode=mode, extensions=[_tasks["TaskExtension"]()]) as client:
+            async with Client(transport, mode=mode, extensions=[TaskExtension()]) as client:
                 assert client.protocol_version == revision
                 yield TaskClient(client)
 

@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,8 +20,8 @@ from fastness.kv import Database
 from fastness.layers.migrations import BEGIN, END
 from fastness.runtime.maintenance.migrations import _pairs_of
 from fastness.testing.clock import ManualClock
+from tests.populated import everything, populate
 
-POPULATED = runpy.run_path(str(Path(__file__).parents[1] / "populated.py"))  # Test files cannot import each other.
 KILLS = 3
 # The command with small batches. It prints each step and kills itself after one of them, which is more exact than a
 # kill from outside.
@@ -84,8 +83,8 @@ def test_a_killed_migration_resumes_where_it_stopped(
 ) -> None:
     data, back = tmp_path / "data", tmp_path / "back"
     with fastness.open(f"dir:{data}", clock=clock) as plane:
-        POPULATED["populate"](plane, clock, messages=150)
-        seen = POPULATED["everything"](plane)
+        populate(plane, clock, messages=150)
+        seen = everything(plane)
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     chance = random.Random(seed)
@@ -110,7 +109,7 @@ def test_a_killed_migration_resumes_where_it_stopped(
         assert (moved["verified"], moved["again"]) == (True, 0)
         digests.add(moved["digest"])
         with fastness.open(target, clock=clock, **options) as plane:
-            assert POPULATED["everything"](plane) == seen
+            assert everything(plane) == seen
     assert len(digests) == 1
     with RocksReader(data / "kv") as first, RocksReader(back / "kv") as last, PostgresDatabase(postgres_url) as middle:
         assert pairs(first) == pairs(last) == pairs(middle)

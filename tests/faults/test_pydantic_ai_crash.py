@@ -2,34 +2,33 @@
 
 import os
 import random
-import runpy
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import fastness
+from tests.faults import pydantic_ai_child
 
 CHILD = Path(__file__).parent / "pydantic_ai_child.py"
 KILLS_MIN = 20
 PATIENCE_SECONDS = 60.0  # A bound for every wait; far more than the test needs.
 
 
-def uninterrupted(child: dict[str, Any]) -> list[list[str]]:
+def uninterrupted() -> list[list[str]]:
     """What a run records without a kill."""
     with (
         open(os.devnull, "wb", buffering=0) as nowhere,
         fastness.open("memory:") as plane,
-        fastness.Host(plane, child["app"]),
+        fastness.Host(plane, pydantic_ai_child.app),
     ):
-        child["files"].update(log=nowhere.fileno(), events=nowhere.fileno())
-        run = plane.workflows.start(child["ask"], "r-0", id="r-0")
+        pydantic_ai_child.files.update(log=nowhere.fileno(), events=nowhere.fileno())
+        run = plane.workflows.start(pydantic_ai_child.ask, "r-0", id="r-0")
         assert run.result(wait_seconds=PATIENCE_SECONDS) == "r-0 has ended"
-        found: list[list[str]] = child["recorded"](plane, "r-0")
-    assert len(found) == child["OPERATIONS"]
+        found: list[list[str]] = pydantic_ai_child.recorded(plane, "r-0")
+    assert len(found) == pydantic_ai_child.OPERATIONS
     return found
 
 
@@ -38,8 +37,7 @@ def test_killed_runs_end_as_one_that_was_not_interrupted(tmp_path: Path, request
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     subprocess.run([sys.executable, str(CHILD), str(tmp_path), str(kills), str(seed)], check=True)
-    child = runpy.run_path(str(CHILD))
-    expected, count = uninterrupted(child), child["OPERATIONS"]
+    expected, count = uninterrupted(), pydantic_ai_child.OPERATIONS
 
     done: Counter[str] = Counter()  # Operations that are recorded, or were when the current child started.
     begun: Counter[tuple[str, int]] = Counter()
@@ -60,7 +58,9 @@ def test_killed_runs_end_as_one_that_was_not_interrupted(tmp_path: Path, request
     with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         for run in runs:
             assert plane.workflows.result(run) == f"{run} has ended"
-            found = [[part.replace(f'"{run}', '"r-0') for part in entry] for entry in child["recorded"](plane, run)]
+            found = [
+                [part.replace(f'"{run}', '"r-0') for part in entry] for entry in pydantic_ai_child.recorded(plane, run)
+            ]
             assert found == expected
             assert [begun[run, number] >= 1 for number in range(count)] == [True] * count
     assert sum(begun.values()) - len(runs) * count <= kills  # A kill repeats at most the operation that was running.

@@ -1,7 +1,6 @@
 """SIGKILL during puts, receives and acks: no acknowledged put and no acknowledged ack is lost."""
 
 import random
-import runpy
 import signal
 import subprocess
 import sys
@@ -27,9 +26,9 @@ from fastness.testing.histories import Outcome
 from fastness.testing.histories.queues import check_queue
 from fastness.tiers import Tier
 from fastness.wire.queues import MessageLease, NewMessage
+from tests.faults import queue_child
 
 CHILD = Path(__file__).parent / "queue_child.py"
-CHILD_MODULE: Any = runpy.run_path(str(CHILD))  # Test files cannot import each other.
 PUTS = 250  # Per producer, of which there are four.
 JOBS = QueueKey("main", "jobs")
 
@@ -48,7 +47,7 @@ def kill_after(folder: Path, run: int, lines: int) -> list[bytes]:
 def check_counts(plane: Plane) -> tuple[set[str], set[str]]:
     """The ids in the queue and its dead letter queue; checks that a full scan agrees with the counters."""
     stats = plane.queue("jobs").stats()
-    found, buried = plane.transact(CHILD_MODULE["content"]), plane.transact(CHILD_MODULE["content"], "jobs.dlq")
+    found, buried = plane.transact(queue_child.content), plane.transact(queue_child.content, "jobs.dlq")
     assert (stats.ready, stats.blocked) == (len(found["ready"]), len(found["blocked"]))
     assert (stats.delayed, stats.leased) == (len(found["delayed"]), len(found["leased"]))
     assert stats.dead == sum(map(len, buried.values()))
@@ -68,7 +67,7 @@ def test_a_killed_process_loses_no_acknowledged_put_or_ack(tmp_path: Path, reque
     said: list[bytes] = []
     for run in range(kills):
         said += kill_after(tmp_path, run, chance.randrange(1, 4_000))
-    history = CHILD_MODULE["history_of"](said)
+    history = queue_child.history_of(said)
     with fastness.open(f"dir:{tmp_path}") as plane:
         settle(plane)
         left, dead = check_counts(plane)
@@ -79,7 +78,7 @@ def test_a_killed_process_loses_no_acknowledged_put_or_ack(tmp_path: Path, reque
         stats = plane.queue("jobs").stats()
         assert (stats.ready, stats.delayed, stats.leased, stats.blocked) == (0, 0, 0, 0)
         check_counts(plane)
-    errors = CHILD_MODULE["errors_of"](said)
+    errors = queue_child.errors_of(said)
     assert set(errors) <= {"queue_message_lease_mismatch"}, errors
     acks = sum(each.kind == "ack" and each.outcome is Outcome.OK for each in history.operations)
     puts = sum(each.kind == "put" and each.outcome is Outcome.OK for each in history.operations)
@@ -90,7 +89,7 @@ def test_a_killed_process_loses_no_acknowledged_put_or_ack(tmp_path: Path, reque
 def settle(plane: Plane) -> None:
     """Wait until the sweeper has processed the leases of the killed consumers; then the queue is stable."""
     for _ in range(6_000):
-        found = plane.transact(CHILD_MODULE["content"])
+        found = plane.transact(queue_child.content)
         if not found["delayed"] and not found["leased"]:
             return
         threading.Event().wait(0.01)
@@ -111,7 +110,7 @@ def empty(plane: Plane) -> set[str]:
     jobs, seen = plane.queue("jobs"), set[str]()
     while True:
         messages = jobs.receive_many(256, visibility_seconds=600, wait_seconds=0, extend_for_seconds=0)
-        if not messages and not any(plane.transact(CHILD_MODULE["content"]).values()):
+        if not messages and not any(plane.transact(queue_child.content).values()):
             return seen
         if not messages:
             messages = jobs.receive_many(1, visibility_seconds=600, wait_seconds=60, extend_for_seconds=0)

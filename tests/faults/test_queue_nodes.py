@@ -1,7 +1,6 @@
 """Several processes share a queue on one PostgreSQL: each message has one owner, and waiting consumers are woken."""
 
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -22,9 +21,9 @@ import fastness
 from fastness.limits import LOCK_LATE_MS_MAX
 from fastness.testing.histories import History, Outcome
 from fastness.testing.histories.queues import check_queue
+from tests.faults import queue_child
 
 CHILD = Path(__file__).parent / "queue_child.py"
-CHILD_MODULE: Any = runpy.run_path(str(CHILD))  # Test files cannot import each other.
 DEADLINE_SECONDS = 60.0  # A generous deadline for conditions that the tests wait for.
 WAIT_SECONDS = 250.0  # More than the deadline and less than the polling interval, so a message in time was notified.
 
@@ -71,7 +70,7 @@ class Node:
 
     def count_results(self, kind: str, word: str = "result") -> int:
         """How many operations of a kind have had this result so far."""
-        operations = CHILD_MODULE["history_of"](list(self.lines)).operations
+        operations = queue_child.history_of(list(self.lines)).operations
         outcome = {"result": Outcome.OK, "call": Outcome.UNKNOWN}[word]
         return sum(each.kind == kind and each.outcome is outcome for each in operations)
 
@@ -146,7 +145,7 @@ def content(url: str) -> tuple[set[str], set[str], Any]:
     """The ids in the queue and its dead letter queue, and the counters that a third process reads."""
     with fastness.open(url) as plane:
         stats = plane.queue("jobs").stats()
-        found, buried = plane.transact(CHILD_MODULE["content"]), plane.transact(CHILD_MODULE["content"], "jobs.dlq")
+        found, buried = plane.transact(queue_child.content), plane.transact(queue_child.content, "jobs.dlq")
         assert stats.ready == len(found["ready"])
         assert stats.blocked == len(found["blocked"])
         assert (stats.delayed, stats.leased) == (len(found["delayed"]), len(found["leased"]))
@@ -170,8 +169,8 @@ def test_each_message_is_settled_by_one_owner(nodes: int, postgres_url: str) -> 
         for node in fleet:
             node.__exit__()
     lines = [line for node in fleet for line in node.lines]
-    assert CHILD_MODULE["errors_of"](lines) == {}
-    history = CHILD_MODULE["history_of"](lines)
+    assert queue_child.errors_of(lines) == {}
+    history = queue_child.history_of(lines)
     left, dead, stats = content(postgres_url)
     assert (left, dead) == (set(), set())
     check_jobs(history)
@@ -198,7 +197,7 @@ def test_messages_of_a_killed_process_are_delivered_to_another(postgres_url: str
         for _, fence, _, _, more in after:
             assert (fence, more["failures"]) == (2, 1)
         assert min(leased_ms for _, _, leased_ms, *_ in after) >= before[0][3]
-        check_jobs(CHILD_MODULE["history_of"](one.lines + two.lines), left=ids)
+        check_jobs(queue_child.history_of(one.lines + two.lines), left=ids)
         assert two.call("stats")["expired_total"] == 5
 
 
@@ -229,9 +228,9 @@ def test_a_killed_process_does_not_block_others(postgres_url: str) -> None:
         one.finish()
         two.finish()
         lines = victim.lines + one.lines + two.lines
-    assert set(CHILD_MODULE["errors_of"](lines)) <= {"queue_message_lease_mismatch"}
+    assert set(queue_child.errors_of(lines)) <= {"queue_message_lease_mismatch"}
     left, dead, stats = content(postgres_url)
-    check_jobs(CHILD_MODULE["history_of"](lines), left=left, dead=dead)
+    check_jobs(queue_child.history_of(lines), left=left, dead=dead)
     assert (left, stats.put_total) == (set(), stats.acked_total + stats.dead_total)
 
 
@@ -251,9 +250,9 @@ def test_a_paused_process_does_not_block_others(postgres_url: str) -> None:
         paused.finish()
         one.finish()
         lines = paused.lines + one.lines
-    assert CHILD_MODULE["errors_of"](lines) == {}
+    assert queue_child.errors_of(lines) == {}
     assert content(postgres_url)[:2] == (set(), set())
-    check_jobs(CHILD_MODULE["history_of"](lines))
+    check_jobs(queue_child.history_of(lines))
 
 
 def test_a_killed_postgresql_loses_nothing_acknowledged(postgres_url: str) -> None:
@@ -268,11 +267,11 @@ def test_a_killed_postgresql_loses_nothing_acknowledged(postgres_url: str) -> No
         one.finish()
         two.finish()
         lines = one.lines + two.lines
-    errors = CHILD_MODULE["errors_of"](lines)
+    errors = queue_child.errors_of(lines)
     print(f"errors: {errors}")
     assert set(errors) <= {"commit_unknown", "unreachable"}
     left = {id for ids in _ids_by_state(postgres_url).values() for id in ids}
-    check_jobs(CHILD_MODULE["history_of"](lines), left=left)
+    check_jobs(queue_child.history_of(lines), left=left)
 
 
 def kill_postgresql(url: str) -> None:
@@ -295,13 +294,13 @@ def _answers(call: Callable[[], object]) -> bool:
 
 def _ids_by_state(url: str) -> dict[str, list[str]]:
     with fastness.open(url) as plane:
-        found: dict[str, list[str]] = plane.transact(CHILD_MODULE["content"])
+        found: dict[str, list[str]] = plane.transact(queue_child.content)
         return found
 
 
 def test_a_waiting_consumer_is_woken_by_a_put_of_another_process(postgres_url: str) -> None:
     """By notification: the processes poll less often than the deadline here."""
-    assert CHILD_MODULE["POLL_SECONDS"] > WAIT_SECONDS > 2 * DEADLINE_SECONDS
+    assert queue_child.POLL_SECONDS > WAIT_SECONDS > 2 * DEADLINE_SECONDS
     with two_nodes(postgres_url) as (one, two):
         for _ in range(3):
             waiting = one.request("receive", visibility_seconds=30, wait_seconds=WAIT_SECONDS)

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import random
-import runpy
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from itertools import count
@@ -15,14 +14,10 @@ import websockets
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fastness.wire.mail import NewMail
+from tests.end_to_end.processes import Server
+from tests.end_to_end.relay_client import Agent, Refused
+from tests.faults.proxy import Proxy
 
-HERE = Path(__file__).parent
-Server = runpy.run_path(str(HERE.parent / "end_to_end" / "processes.py"))[
-    "Server"
-]  # Test files cannot import each other.
-_client = runpy.run_path(str(HERE.parent / "end_to_end" / "relay_client.py"))
-Agent, Refused = _client["Agent"], _client["Refused"]
-Proxy = runpy.run_path(str(HERE / "proxy.py"))["Proxy"]
 DEADLINE_SECONDS = 60.0  # Far longer than any test takes.
 HOST = "relay.test"  # The same name for every server, so that one can replace another.
 SEED = int(os.environ.get("FASTNESS_SEED", random.SystemRandom().randrange(1 << 32)))

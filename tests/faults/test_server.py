@@ -4,7 +4,6 @@ import asyncio
 import base64
 import os
 import random
-import runpy
 import select
 import socket
 import struct
@@ -28,12 +27,9 @@ from fastness.errors import CommitUnknown, FastnessError
 from fastness.limits import FRAME_BYTES_MAX
 from fastness.wire.frames import PROTOCOL, Call, Hello, encode
 from fastness.wire.queues import NewMessage, PeekMessages, PutMessages, ReceiveMessages
+from tests.end_to_end.serving import serving
+from tests.faults.proxy import Proxy
 
-HERE = Path(__file__).parent
-serving = runpy.run_path(str(HERE.parent / "end_to_end" / "serving.py"))[
-    "serving"
-]  # Test files cannot import each other.
-Proxy = runpy.run_path(str(HERE / "proxy.py"))["Proxy"]
 WAIT = ReceiveMessages("waiting", "stalled", wait_seconds=600)
 DEADLINE_SECONDS = 60.0  # Bounds every wait; far longer than any step takes.
 SEED = int(os.environ.get("FASTNESS_SEED", random.SystemRandom().randrange(1 << 32)))

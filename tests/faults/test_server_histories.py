@@ -1,7 +1,6 @@
 """Two and three real servers on one PostgreSQL, with kills, pauses and partitions: no client sees a contradiction."""
 
 import random
-import runpy
 import sys
 from collections import Counter
 from pathlib import Path
@@ -10,17 +9,16 @@ from typing import Any
 import pytest
 
 from fastness.testing.histories import History, Outcome, Violation
+from tests.faults import server_fleet, server_histories
 
 HERE = Path(__file__).parent
-FLEET: Any = runpy.run_path(str(HERE / "server_fleet.py"))  # Test files cannot import each other.
-HISTORIES: Any = runpy.run_path(str(HERE / "server_histories.py"))
 
 
 def run_history(fleet: Any, plan: Any, **options: Any) -> Any:
     """Run and check one history; a violation names the seed."""
-    found = HISTORIES["ServerHistory"](fleet, plan, **options)
+    found = server_histories.ServerHistory(fleet, plan, **options)
     try:
-        found.run(FLEET["FAULTS"])
+        found.run(server_fleet.FAULTS)
         found.check()
     except Violation as violation:
         raise Violation(f"{plan}\n{violation.message}", violation.operations) from None
@@ -41,9 +39,9 @@ def test_servers_that_share_a_database_behave_like_one(
     seen: Counter[tuple[str, str]] = Counter()
     errors: Counter[str] = Counter()
     faults: Counter[str] = Counter()
-    with FLEET["Fleet"](postgres_url, tmp_path, servers) as fleet:
+    with server_fleet.Fleet(postgres_url, tmp_path, servers) as fleet:
         for seed in range(first, first + count):
-            plan = HISTORIES["Plan"](seed, servers)
+            plan = server_histories.Plan(seed, servers)
             print(plan)
             found = run_history(fleet, plan)
             seen.update((each.kind, each.outcome.value) for each in found.history.operations)
@@ -77,9 +75,12 @@ def test_a_flaw_of_the_servers_is_found(flaw: str, postgres_url: str, tmp_path: 
     """Histories of servers that break one guarantee; each flaw shows in one of a few."""
     faults, message = FLAWS[flaw]
     command = [sys.executable, str(HERE / "flawed_server_child.py"), flaw]
-    with FLEET["Fleet"](postgres_url, tmp_path, 2, command=command) as fleet, pytest.raises(Violation, match=message):
+    with (
+        server_fleet.Fleet(postgres_url, tmp_path, 2, command=command) as fleet,
+        pytest.raises(Violation, match=message),
+    ):
         for seed in range(60):
-            run_history(fleet, HISTORIES["Plan"](seed, 2, faults), stuck_seconds=5.0)
+            run_history(fleet, server_histories.Plan(seed, 2, faults), stuck_seconds=5.0)
 
 
 def test_a_body_that_was_stored_twice_is_found() -> None:
@@ -87,7 +88,7 @@ def test_a_body_that_was_stored_twice_is_found() -> None:
     history.ok(history.invoke("ada", "put", "jobs", "body"), "a")
     history.ok(history.invoke("bob", "lease", "jobs"), [["a", 1, 0, 100, "body"], ["c", 1, 0, 100, "other"]])
     history.ok(history.invoke("bob", "lease", "jobs"), [["a", 2, 100, 200, "body"]])
-    HISTORIES["check_bodies"](history, "jobs")
+    server_histories.check_bodies(history, "jobs")
     history.ok(history.invoke("bob", "lease", "jobs"), [["b", 1, 0, 100, "body"]])
     with pytest.raises(Violation, match="body was stored 2 times"):
-        HISTORIES["check_bodies"](history, "jobs")
+        server_histories.check_bodies(history, "jobs")

@@ -4,7 +4,6 @@ Run as a program, this file is a caller that waits for a lock, or holds it until
 """
 
 import asyncio
-import runpy
 import signal
 import subprocess
 import sys
@@ -21,11 +20,11 @@ import pytest
 import fastness
 from fastness import Plane
 from fastness.errors import Fenced, LeaseExpired
+from tests.end_to_end.serving import serving
 
+ROOT = Path(__file__).parents[2]
 ROW = ["record_id", "task/1"]
 DEADLINE_SECONDS = 60.0
-
-serving = runpy.run_path(str(Path(__file__).parents[1] / "end_to_end" / "serving.py"))["serving"]
 
 
 def until(condition: Callable[[], Any]) -> None:
@@ -49,7 +48,8 @@ def server(backend: str, tmp_path: Path, request: pytest.FixtureRequest, monkeyp
 
 @contextmanager
 def caller(url: str, *, lease_seconds: float) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, __file__, url, str(lease_seconds)], stdout=subprocess.PIPE)
+    command = [sys.executable, "-m", "tests.faults.test_shared_locks", url, str(lease_seconds)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
     try:
         yield process
     finally:

@@ -5,7 +5,6 @@ The server is `fastness serve --sqs` on RocksDB, and starts again on the same po
 
 import os
 import random
-import runpy
 import threading
 import time
 import uuid
@@ -21,9 +20,8 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError, EndpointConnectionError, HTTPClientError
 
-HERE = Path(__file__).parent
-_processes = runpy.run_path(str(HERE.parent / "end_to_end" / "processes.py"))  # Test files cannot import each other.
-Server, SECONDS_MAX = _processes["Server"], _processes["SECONDS_MAX"]
+from tests.end_to_end.processes import SECONDS_MAX, Server
+
 VISIBILITY_SECONDS = "3600"  # No message comes back while a server starts, however long that takes.
 KILLS = pytest.mark.parametrize("kills", [4, pytest.param(200, marks=pytest.mark.nightly)])
 # Smaller and larger than what is stored with a message, and than its native attributes may be.

@@ -10,7 +10,6 @@ import json
 import os
 import random
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -36,13 +35,11 @@ from fastness.testing.storage import (
     read_trace,
     write_image,
 )
+from tests.faults import storage_child, storage_delivery_child, storage_plane_child
 
 CHILD = Path(__file__).parent / "storage_child.py"
 PLANE_CHILD = Path(__file__).parent / "storage_plane_child.py"
-CHILD_MODULE: Any = runpy.run_path(str(CHILD))  # Test files cannot import each other.
-PLANE_CHILD_MODULE: Any = runpy.run_path(str(PLANE_CHILD))
 DELIVERY_CHILD = Path(__file__).parent / "storage_delivery_child.py"
-DELIVERY_CHILD_MODULE: Any = runpy.run_path(str(DELIVERY_CHILD))
 DEADLINE_SECONDS = 600.0
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EINTR, errno.EMFILE)
 
@@ -115,16 +112,16 @@ def check_image(image: Image, folder: Path) -> None:
     read_first = None
     if acknowledged and image.seed % 10 == 5:
         with RocksReader(path) as reader:
-            read_first = CHILD_MODULE["stored_numbers"](reader)
+            read_first = storage_child.stored_numbers(reader)
     with RocksDatabase(path) as database:
-        stored = CHILD_MODULE["stored_numbers"](database)
+        stored = storage_child.stored_numbers(database)
         assert stored == list(range(len(stored))), "a commit is missing before a later one"
         assert durable < len(stored) <= len(acknowledged) + 1, f"commit {durable} was acknowledged as durable"
         assert read_first in (None, stored), "a reader finds other commits"
-        database.transact(CHILD_MODULE["write"], len(stored))
+        database.transact(storage_child.write, len(stored))
     if image.seed % 10 == 0:
         with RocksDatabase(path) as database:
-            assert len(CHILD_MODULE["stored_numbers"](database)) == len(stored) + 1
+            assert len(storage_child.stored_numbers(database)) == len(stored) + 1
 
 
 def check_images(trace: Trace, seeds: Iterable[int], images: Path) -> Counter[str]:
@@ -215,8 +212,8 @@ def check_plane_image(image: Image, root: Path, *, resume: bool) -> str:
     outcome = "not begun"
     try:
         if any(mark.startswith(b"closed") for mark in image.marks):
-            outcome = PLANE_CHILD_MODULE["check_backup"](root, image.marks, resume=resume)
-        PLANE_CHILD_MODULE["check_plane"](root / "data", image.marks)
+            outcome = storage_plane_child.check_backup(root, image.marks, resume=resume)
+        storage_plane_child.check_plane(root / "data", image.marks)
     except BaseException as error:
         raise AssertionError(f"{image}, backup {outcome}: {error}") from error
     return outcome
@@ -283,7 +280,7 @@ def check_delivery_images(trace: Trace, seeds: Iterable[int], images: Path) -> i
         folder = images / str(seed)
         write_image(image, folder)
         try:
-            undone += DELIVERY_CHILD_MODULE["check"](folder, image.marks)
+            undone += storage_delivery_child.check(folder, image.marks)
         except BaseException as error:
             raise AssertionError(f"{image}: {error}") from error
         shutil.rmtree(folder)

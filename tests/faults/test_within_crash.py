@@ -8,7 +8,6 @@ work. The application's own table says which transactions have committed.
 
 import os
 import random
-import runpy
 import shutil
 import signal
 import subprocess
@@ -28,11 +27,10 @@ import pytest
 
 import fastness
 from fastness.errors import FastnessError
+from tests.end_to_end.processes import Server, free_port
+from tests.faults.within_child import QUEUES
 
 CHILD = Path(__file__).parent / "within_child.py"
-QUEUES: tuple[str, ...] = runpy.run_path(str(CHILD))["QUEUES"]  # Test files cannot import each other.
-_shared = runpy.run_path(str(Path(__file__).parents[1] / "end_to_end" / "processes.py"))
-_free_port = runpy.run_path(str(Path(__file__).parents[1] / "end_to_end" / "test_documents.py"))["free_port"]
 DEADLINE_SECONDS = 120.0  # For everything to be delivered, once the applications have ended.
 
 
@@ -200,8 +198,8 @@ class Consumer:
 
 def check(postgres: Postgres, folder: Path, *, applications: int, transactions: int, kills: int, seed: int) -> None:
     choices = random.Random(seed)
-    port = _free_port()
-    server = _shared["Server"](folder, data=postgres.url, port=port)
+    port = free_port()
+    server = Server(folder, data=postgres.url, port=port)
     consumer = Consumer(server.url)
     running = [
         Application(postgres.url, seed=seed, first=number * transactions, count=transactions)
@@ -211,7 +209,7 @@ def check(postgres: Postgres, folder: Path, *, applications: int, transactions: 
     def kill_server() -> bool:
         nonlocal server
         server.kill()
-        server = _shared["Server"](folder, data=postgres.url, port=port)
+        server = Server(folder, data=postgres.url, port=port)
         return True
 
     def kill_application() -> bool:

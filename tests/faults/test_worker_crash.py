@@ -1,6 +1,5 @@
 """Worker processes that are killed while they handle a batch: what they had not settled is delivered again."""
 
-import runpy
 import subprocess
 import sys
 import time
@@ -14,11 +13,9 @@ import pytest
 
 import fastness
 from fastness import Plane, QueuePolicy
+from tests.end_to_end.serving import serving
 
 HERE = Path(__file__).parent
-serving = runpy.run_path(str(HERE.parent / "end_to_end" / "serving.py"))[
-    "serving"
-]  # Test files cannot import each other.
 DEADLINE_SECONDS = 60.0  # Bounds every wait; far longer than any step takes.
 
 pytestmark = pytest.mark.parametrize("kind", ["threads", "tasks"])

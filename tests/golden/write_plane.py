@@ -1,11 +1,10 @@
 """Writes the golden plane of this version's data format, and what is read from it.
 
-python tests/golden/write_plane.py           both, for a new format
-python tests/golden/write_plane.py --read    only what is read from the plane as it is, after the API has changed
+python -m tests.golden.write_plane           both, for a new format
+python -m tests.golden.write_plane --read    only what is read from the plane as it is, after the API has changed
 """
 
 import hashlib
-import runpy
 import sys
 import tarfile
 import tempfile
@@ -17,12 +16,12 @@ import msgspec
 import fastness
 from fastness.kv.formats import FORMAT
 from fastness.testing.clock import ManualClock
+from tests.populated import everything, populate, use
 
 FOLDER = Path(__file__).parent
 PLANE = FOLDER / f"plane-format-{FORMAT}.tar.xz"
 FOUND = PLANE.with_name(f"plane-format-{FORMAT}.json")
 _TEXT_MAX = 100
-_populated = runpy.run_path(str(FOLDER.parent / "populated.py"))
 
 
 def write() -> None:
@@ -30,7 +29,7 @@ def write() -> None:
     clock = ManualClock()
     with tempfile.TemporaryDirectory() as folder, tarfile.open(PLANE, "w:xz", preset=9) as archive:
         with fastness.open(f"dir:{folder}/data", clock=clock) as plane:
-            _populated["populate"](plane, clock)
+            populate(plane, clock)
         archive.add(Path(folder, "data"), "data", filter=_anonymous)
 
 
@@ -40,7 +39,7 @@ def read(folder: Path) -> dict[str, Any]:
         archive.extractall(folder, filter="data")
     clock = ManualClock()
     with fastness.open(f"dir:{folder}/data", clock=clock) as plane:
-        found = {**_populated["everything"](plane), "used": _populated["use"](plane, clock)}
+        found = {**everything(plane), "used": use(plane, clock)}
     return {name: _short(value) for name, value in msgspec.json.decode(msgspec.json.encode(found)).items()}
 
 

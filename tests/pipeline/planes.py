@@ -1,8 +1,5 @@
 """Builds planes in a data directory with all the data that the pipeline reads, and damages them.
 
-Test files cannot import each other; they load this one with
-
-    planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))
     built = planes.build(tmp_path / "data", worlds=5, entries=300)
 
 Snapshots hold the state that `fastness.pipeline.replays:chain` folds the records into, so an audit of an undamaged

@@ -1,9 +1,7 @@
 """The audit of a whole plane reports exactly the damage, with its world and height."""
 
 import hashlib
-import runpy
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -24,9 +22,8 @@ from fastness.pipeline.jobs import audit, ingest
 from fastness.pipeline.lake import Lake
 from fastness.pipeline.schemas import JOURNAL, UNREACHABLE, WORLD_STATE
 from fastness.wire.canonical import canonical
-
-planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))
-serving = runpy.run_path(str(Path(__file__).parents[1] / "end_to_end" / "serving.py"))["serving"]
+from tests.end_to_end.serving import serving
+from tests.pipeline import planes
 
 
 def config_of(tmp_path: Path, reducer: str | None = planes.CHAIN) -> Config:

@@ -2,11 +2,9 @@
 
 import random
 import re
-import runpy
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +12,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from fastness.backends.objects import open_objects
 from fastness.errors import Corrupt, FastnessError
 from fastness.kv import fence_floor, prefix_range
 from fastness.pipeline.config import Config, JobResult
@@ -23,8 +22,8 @@ from fastness.pipeline.schemas import ACTIVITY, JOURNAL, TABLES
 from fastness.pipeline.views import open_view
 from fastness.runtime.activity import rotation
 from fastness.runtime.maintenance.scan import scan_range
+from tests.pipeline import planes
 
-planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))
 LARGE = 40_000
 
 
@@ -193,7 +192,7 @@ def test_damage_is_reported_with_what_it_affects(root: Path, damage: Callable[[P
 def test_log_whose_rotation_was_interrupted_is_not_damaged(root: Path) -> None:
     """Its body is in the object store, its manifest entry is not, and the local file is still there, torn."""
     file = planes.leave_log(root / "data", 5, torn=True)
-    objects = planes.open_objects(f"dir:{root / 'data' / 'objects'}")
+    objects = open_objects(f"dir:{root / 'data' / 'objects'}")
     manifest = rotation.copy(file, objects)
     assert manifest is not None
     entry = manifest_of(root, Path(manifest.path))

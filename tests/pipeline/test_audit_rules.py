@@ -1,7 +1,6 @@
 """Audit rules find every kind of damage of a world, and report nothing else."""
 
 import hashlib
-import runpy
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,8 +22,8 @@ from fastness.pipeline.jobs import audit
 from fastness.pipeline.journal_chunks import Stores
 from fastness.pipeline.views import open_view
 from fastness.wire.inboxes import DomainEvent, Effect
+from tests.pipeline import planes
 
-planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))
 CHAIN = planes.CHAIN
 EMPTY_LAKE = SimpleNamespace(expected=lambda universe, world: (0, []))
 

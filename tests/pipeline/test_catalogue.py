@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from random import Random
-from runpy import run_path
-from types import SimpleNamespace
 from typing import Any
 
 import duckdb
@@ -24,8 +22,8 @@ from fastness.pipeline.catalogue.views import VIEWS
 from fastness.pipeline.config import Config
 from fastness.pipeline.lake import Lake
 from fastness.pipeline.schemas import TABLES, Table
+from tests.pipeline import planes
 
-planes = SimpleNamespace(**run_path(str(Path(__file__).with_name("planes.py"))))
 PAGE = (Path(__file__).parents[2] / "docs" / "lake.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE))
 QUERIES = {name: re.findall(r"^```sql\n(.*?)^```$", SECTIONS[name], re.DOTALL | re.MULTILINE) for name in TABLES}

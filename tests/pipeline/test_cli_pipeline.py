@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from runpy import run_path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,11 +23,10 @@ from fastness.cli.main import root
 from fastness.cli.pipeline_runs import _cause
 from fastness.pipeline import jobs
 from fastness.pipeline.config import Config
+from tests.end_to_end import processes
+from tests.end_to_end.test_serving import certificates
+from tests.pipeline import planes
 
-planes = SimpleNamespace(**run_path(str(Path(__file__).with_name("planes.py"))))
-END_TO_END = Path(__file__).parents[1] / "end_to_end"
-processes = SimpleNamespace(**run_path(str(END_TO_END / "processes.py")))
-certificates = run_path(str(END_TO_END / "test_serving.py"))["certificates"]
 Cli = Callable[..., Result]
 FASTNESS = [sys.executable, "-m", "fastness.cli"]
 WAIT_SECONDS = 120

@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from runpy import run_path
-from types import SimpleNamespace
 from typing import Any
 
 import boto3
@@ -22,8 +20,8 @@ from fastness.pipeline import java_runtime, jobs
 from fastness.pipeline.config import Config
 from fastness.pipeline.lake import Lake
 from fastness.pipeline.schemas import JOURNAL, TABLES
+from tests.pipeline import planes
 
-planes = SimpleNamespace(**run_path(str(Path(__file__).with_name("planes.py"))))
 SPARK_HOME = Path(pyspark.__file__).parent
 START_SECONDS = 120
 DEFAULTS = """

@@ -1,19 +1,18 @@
 """Runs the declarative pipeline example."""
 
 import os
-import runpy
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pyspark
 import pytest
 
+from tests.pipeline import planes
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "declarative"
-planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))  # Test files cannot import.
 
 
 @pytest.mark.nightly

@@ -8,7 +8,6 @@ backup. A model records what the operations returned; it shares no code with the
 import copy
 import hashlib
 import random
-import runpy
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -39,8 +38,8 @@ from fastness.testing.clock import ManualClock
 from fastness.wire.canonical import canonical
 from fastness.wire.inboxes import DomainEvent
 from fastness.wire.queues import QueuePolicy
+from tests.pipeline import planes
 
-planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))
 WORLDS = ("ada", "bob", "cleo")
 QUEUES = ("jobs", "emails")
 AGENTS = ("eve", "fay", "gus")

@@ -1,12 +1,10 @@
 """Ingest copies every row of the plane into the lake exactly once, in any number of runs and batches."""
 
 import json
-import runpy
 import shutil
 import threading
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import boto3
@@ -16,7 +14,7 @@ from moto.server import ThreadedMotoServer
 from pyspark.sql import SparkSession
 
 import fastness
-from fastness.backends.objects import ObjectStore
+from fastness.backends.objects import ObjectStore, open_objects
 from fastness.errors import SchemaMismatch, Unreachable
 from fastness.pipeline.config import Config, JobResult
 from fastness.pipeline.intake import ingest_run, plans, task_payloads
@@ -25,10 +23,10 @@ from fastness.pipeline.journal_chunks import Stores
 from fastness.pipeline.lake import Lake, compaction
 from fastness.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, SEGMENTS, TABLES
 from fastness.pipeline.views import View, manifests, open_view
-
-SERVING = Path(__file__).parents[1] / "end_to_end" / "serving.py"
-serving = runpy.run_path(str(SERVING))["serving"]
-planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))
+from fastness.runtime.activity import format as log_format
+from fastness.testing.clock import ManualClock
+from tests.end_to_end.serving import serving
+from tests.pipeline import planes
 
 
 @pytest.fixture
@@ -62,7 +60,7 @@ def truth(plane: Path) -> dict[str, list[bytes]]:
 
 
 def opened(plane: Path, universe: str = "main") -> Any:
-    return planes.opened(f"dir:{plane}", universe=universe, clock=planes.ManualClock(planes.START_MS))
+    return planes.opened(f"dir:{plane}", universe=universe, clock=ManualClock(planes.START_MS))
 
 
 def assert_complete(plane: Path) -> None:
@@ -73,7 +71,7 @@ def assert_complete(plane: Path) -> None:
         lines = [
             (file.id, line.n, bytes(line.record).decode())
             for file in view.logs("main")
-            for _, line in planes.log_format.lines(view.log_body(file))
+            for _, line in log_format.lines(view.log_body(file))
             if line is not None
         ]
         changes = [(row.kind, row.id, row.version, row.at_ms) for row in view.entity_changes("main")]
@@ -126,7 +124,7 @@ def test_second_ingest_adds_only_new_rows(plane: Path) -> None:
 def test_new_segments_are_checked_without_duplicating_rows(plane: Path) -> None:
     ingest.run(None, config(plane))
     with opened(plane, "main") as plane_open:
-        store = planes.open_objects(f"dir:{plane / 'objects'}")
+        store = open_objects(f"dir:{plane / 'objects'}")
         assert planes.cut(plane_open, store, "world-0000", segment=32, margin=8) > 0
     result = ingest.run(None, config(plane))
     assert set(row_counts(result)) == {"segments"}
@@ -174,7 +172,7 @@ def test_growing_session_log_is_ingested_incrementally(plane: Path) -> None:
     ingest.run(None, config(plane))
     with file.open("ab") as stream:
         for n in range(5, 9):
-            stream.write(planes.log_format.line(n, planes.START_MS + n, b'{"step":%d}' % n))
+            stream.write(log_format.line(n, planes.START_MS + n, b'{"step":%d}' % n))
     result = ingest.run(None, config(plane))
     assert row_counts(result) == {"activity": 4}
     assert_complete(plane)

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import random
-import runpy
 import shutil
 import signal
 import subprocess
@@ -13,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -21,9 +19,12 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
+from fastness.backends.objects import open_objects
 from fastness.cli import exit_codes
 from fastness.cli.main import root
 from fastness.errors import AnotherHistory, InvalidArgument, PathUnusable, Unreachable
+from fastness.layers import journals
+from fastness.layers.worlds import World
 from fastness.pipeline import ownership, tasks
 from fastness.pipeline.config import Config, JobResult
 from fastness.pipeline.intake import ingest_run, plans
@@ -42,9 +43,11 @@ from fastness.pipeline.schemas import (
     TABLES,
 )
 from fastness.pipeline.views import open_view
+from fastness.runtime.activity import format as log_format
+from fastness.testing.clock import ManualClock
 from fastness.wire.queues import QueuePolicy
+from tests.pipeline import planes
 
-planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))
 WORLDS = 4
 ENTRIES = 200
 
@@ -374,8 +377,8 @@ def test_damaged_segment_is_quarantined_and_repaired_later(plane: Path, fault: s
 
 def test_segment_damaged_after_ingest_has_a_bad_verdict_and_no_gap(plane: Path) -> None:
     ingest.run(None, config(plane))
-    with planes.opened(f"dir:{plane}", universe="main", clock=planes.ManualClock(planes.START_MS)) as opened:
-        store = planes.open_objects(f"dir:{plane / 'objects'}")
+    with planes.opened(f"dir:{plane}", universe="main", clock=ManualClock(planes.START_MS)) as opened:
+        store = open_objects(f"dir:{plane / 'objects'}")
         assert planes.cut(opened, store, "world-0000", segment=32, margin=8) > 1
     file = planes.segment_files(plane, "world-0000")[0]
     kept = file.read_bytes()
@@ -458,13 +461,13 @@ def test_missing_record_is_a_gap_of_one(plane: Path) -> None:
 
 def test_partly_repaired_gap_shrinks(plane: Path) -> None:
     def read(tx: Any) -> list[bytes]:
-        return [record for _, record in planes.journals.read_hot(tx, world, 5, 5)]
+        return [record for _, record in journals.read_hot(tx, world, 5, 5)]
 
     def put(tx: Any) -> None:
-        planes.journals.write(tx, world, records[2:3], 7)
-        planes.journals.write(tx, world, [], head)
+        journals.write(tx, world, records[2:3], 7)
+        journals.write(tx, world, [], head)
 
-    world = planes.World("main", "world-0000")
+    world = World("main", "world-0000")
     head = max(height for name, height in expected(plane) if name == "world-0000") + 1
     records = planes._work(plane, "main", read)
     for height in range(5, 10):
@@ -484,7 +487,7 @@ def test_partly_repaired_gap_shrinks(plane: Path) -> None:
 def test_world_that_lost_all_records_is_quarantined_and_an_empty_one_is_not(plane: Path) -> None:
     for height in range(5):
         planes.remove_record(plane, "world-0000", height)
-    with planes.opened(f"dir:{plane}", universe="main", clock=planes.ManualClock(planes.START_MS)) as opened:
+    with planes.opened(f"dir:{plane}", universe="main", clock=ManualClock(planes.START_MS)) as opened:
         opened.world("hollow").create()
         opened.world("hollow").append([{"n": n} for n in range(3)], expected_head=0)
     for height in range(3):
@@ -513,7 +516,7 @@ def test_torn_line_is_quarantined_until_it_is_complete(plane: Path) -> None:
     assert source.endswith(file_id(plane, file))
     ingest.run(None, config(plane))
     assert len(quarantined(plane)) == 1
-    line = planes.log_format.line(4, planes.START_MS + 4, b'{"step":4}')
+    line = log_format.line(4, planes.START_MS + 4, b'{"step":4}')
     file.write_bytes(file.read_bytes().rpartition(b"\n")[0] + b"\n" + line)
     assert ingest.run(None, config(plane)).rows["activity"] == 1
     assert quarantined(plane) == []
@@ -523,7 +526,7 @@ def test_torn_line_cut_off_by_rotation_leaves_the_quarantine(plane: Path) -> Non
     file = planes.leave_log(plane, lines=5, torn=True)
     ingest.run(None, config(plane))
     assert len(quarantined(plane)) == 1
-    with planes.opened(f"dir:{plane}", universe="main", clock=planes.ManualClock(planes.START_MS)) as opened:
+    with planes.opened(f"dir:{plane}", universe="main", clock=ManualClock(planes.START_MS)) as opened:
         opened.activity.log("another", {"step": 1}, kind="metrics")
     assert not file.exists()
     assert ingest.run(None, config(plane)).rows["activity"] == 1
@@ -601,7 +604,7 @@ def test_diverged_history_is_not_mixed_with_the_lake(plane: Path) -> None:
 
 def test_entities_and_session_logs_behind_the_lake_are_reported(plane: Path) -> None:
     backup = backed_up(plane)
-    with planes.opened(f"dir:{plane}", universe="main", clock=planes.ManualClock(planes.START_MS)) as opened:
+    with planes.opened(f"dir:{plane}", universe="main", clock=ManualClock(planes.START_MS)) as opened:
         opened.entities.write("order", "o-0", {"total": 99})
         version = opened.entities.get("order", "o-0").version
     file = planes.leave_log(plane, lines=5)
@@ -628,7 +631,7 @@ def changes(plane: Path) -> list[tuple[str, int, str | None]]:
 
 
 def write_counter(plane: Path, *values: int, at_ms: int = planes.START_MS) -> None:
-    with planes.opened(f"dir:{plane}", universe="main", clock=planes.ManualClock(at_ms)) as opened:
+    with planes.opened(f"dir:{plane}", universe="main", clock=ManualClock(at_ms)) as opened:
         for value in values:
             opened.entities.write("counter", "c", {"n": value})
 
@@ -792,7 +795,7 @@ def test_lost_versions_can_be_accepted(plane: Path, monkeypatch: pytest.MonkeyPa
 
 def test_durable_history_is_ingested_once_also_if_it_is_committed_late(plane: Path, tmp_path: Path) -> None:
     def change(at_ms: int, work: Callable[[Any], None]) -> None:
-        with planes.opened(f"dir:{plane}", universe="main", clock=planes.ManualClock(at_ms)) as opened:
+        with planes.opened(f"dir:{plane}", universe="main", clock=ManualClock(at_ms)) as opened:
             work(opened.queue("audited"))
 
     def events() -> list[tuple[str, int]]:
@@ -837,7 +840,7 @@ def test_session_log_that_lost_its_only_line_is_rewound(plane: Path) -> None:
 
 def test_deleted_world_is_not_rewound(plane: Path) -> None:
     ingest.run(None, config(plane))
-    with planes.opened(f"dir:{plane}", universe="main", clock=planes.ManualClock(planes.START_MS)) as opened:
+    with planes.opened(f"dir:{plane}", universe="main", clock=ManualClock(planes.START_MS)) as opened:
         opened.world("world-0001").archive()
         opened.world("world-0001").delete()
     result = ingest.run(None, config(plane))
@@ -847,7 +850,7 @@ def test_deleted_world_is_not_rewound(plane: Path) -> None:
 
 def test_dropped_entity_versions_are_quarantined(plane: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastness.layers.entities.ENTITY_HISTORY_VERSIONS", 3)
-    with planes.opened(f"dir:{plane}", universe="main", clock=planes.ManualClock(planes.START_MS)) as opened:
+    with planes.opened(f"dir:{plane}", universe="main", clock=ManualClock(planes.START_MS)) as opened:
         for n in range(8):
             opened.entities.write("job", "j-1", {"n": n})
     ingest.run(None, config(plane))

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from runpy import run_path
-from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -26,8 +24,8 @@ from fastness.pipeline.lake import Lake
 from fastness.pipeline.observation import lineage
 from fastness.pipeline.observation.lineage import Lineage, Parent, transport
 from fastness.pipeline.schemas import JOURNAL, TABLES
+from tests.pipeline import planes
 
-planes = SimpleNamespace(**run_path(str(Path(__file__).with_name("planes.py"))))
 FACET = {
     "type": "object",
     "required": ["_producer", "_schemaURL"],

@@ -1,7 +1,6 @@
 """Live aggregates by minute: each log line counts once, whatever happens between."""
 
 import random
-import runpy
 import threading
 import uuid
 from collections import Counter, defaultdict
@@ -25,8 +24,8 @@ from fastness.pipeline.tombstones import Hidden
 from fastness.runtime.activity import format as log_format
 from fastness.runtime.activity.format import Header
 from fastness.testing.clock import ManualClock
+from tests.pipeline import planes
 
-planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))
 LATE_SECONDS = 600.0
 MINUTE = timedelta(minutes=1)
 KINDS = ("put", "leased", "acked", "nacked", "deferred", "expired", "dead-lettered", "redriven", "outlived", "purged")

@@ -1,10 +1,8 @@
 """The job `load` on a real Spark."""
 
 import json
-import runpy
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from pyspark.sql import SparkSession
@@ -14,10 +12,8 @@ from fastness.errors import InvalidArgument, InvalidName
 from fastness.pipeline import jobs
 from fastness.pipeline.config import Config, JobResult
 from fastness.pipeline.jobs import load
-
-HERE = Path(__file__).parent
-planes = SimpleNamespace(**runpy.run_path(str(HERE / "planes.py")))  # Test files cannot import each other.
-serving = runpy.run_path(str(HERE.parent / "end_to_end" / "serving.py"))["serving"]
+from tests.end_to_end.serving import serving
+from tests.pipeline import planes
 
 
 @pytest.fixture

@@ -13,8 +13,6 @@ import urllib.error
 import urllib.request
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from runpy import run_path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,8 +33,8 @@ from fastness.pipeline.observation.health import FollowHealth, serve_health
 from fastness.pipeline.observation.runs import RunRecorder, read_records
 from fastness.pipeline.observation.status import lake_status
 from fastness.pipeline.views import View, open_view
+from tests.pipeline import planes
 
-planes = SimpleNamespace(**run_path(str(Path(__file__).with_name("planes.py"))))
 DOCS = Path(__file__).parents[2] / "docs"
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 WAIT_SECONDS = 120

@@ -10,8 +10,6 @@ import sys
 import venv
 from contextlib import closing
 from pathlib import Path
-from runpy import run_path
-from types import SimpleNamespace
 
 import click
 import pytest
@@ -20,10 +18,10 @@ from click.testing import CliRunner
 from fastness.cli.main import root
 from fastness.pipeline import jobs
 from fastness.pipeline.config import Config
+from tests.pipeline import planes
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FILES = [EXAMPLES / "airflow" / "fastness_dag.py", EXAMPLES / "dagster" / "fastness_assets.py"]
-planes = SimpleNamespace(**run_path(str(Path(__file__).with_name("planes.py"))))
 _WITHOUT_SPARK = ("report", "publish", "status")
 
 

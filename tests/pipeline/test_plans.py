@@ -1,19 +1,18 @@
 """Planning and selection of the data source, without Spark."""
 
 import os
-import runpy
 import shutil
 import subprocess
 import sys
 import time
 from datetime import timedelta, timezone
 from pathlib import Path
-from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
+from fastness.backends.objects import open_objects
 from fastness.errors import AnotherHistory, Corrupt, InvalidArgument, InvalidName, PathUnusable, Unreachable
 from fastness.limits import SOURCE_STAGED_SECONDS
 from fastness.pipeline import loading
@@ -24,10 +23,8 @@ from fastness.pipeline.source.readers import StreamReader
 from fastness.pipeline.source.selections import COLUMNS, OPTIONS
 from fastness.pipeline.source.writers import BatchWriter, parse_load
 from fastness.pipeline.views import open_view
-
-SERVING = Path(__file__).parents[1] / "end_to_end" / "serving.py"
-serving = runpy.run_path(str(SERVING))["serving"]
-planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))  # Test files cannot import.
+from tests.end_to_end.serving import serving
+from tests.pipeline import planes
 
 
 @pytest.fixture
@@ -168,7 +165,7 @@ def test_rows_between_two_offsets_stay_the_same(data):
         world = plane.world("world-0001")
         manifest = world.snapshots.baseline().manifest_hash
         world.snapshots.commit({}, height=650, promote=True, receipt_horizon_height=650, manifest_hash=manifest)
-        planes.cut(plane, planes.open_objects(f"dir:{data / 'objects'}"), "world-0001", segment=64, margin=8)
+        planes.cut(plane, open_objects(f"dir:{data / 'objects'}"), "world-0001", segment=64, margin=8)
     with open_view(chosen.config) as view:
         again = plans.partitions_between(view, chosen, first, second)
     rows = sorted((row["world"], row["height"], row["hash"]) for row in read(data, expected))

@@ -1,7 +1,6 @@
 """Referenced blobs are never reported as unreachable; unreferenced ones always are."""
 
 import hashlib
-import runpy
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -30,8 +29,8 @@ from fastness.pipeline.schemas import UNREACHABLE
 from fastness.runtime.maintenance import garbage_collection
 from fastness.wire.inboxes import DomainEvent
 from fastness.wire.mail import NewMail
+from tests.pipeline import planes
 
-planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))
 NOW = datetime.now(UTC)
 PART = 1 << 16
 LARGE = 20_000  # Too large to be stored inline.

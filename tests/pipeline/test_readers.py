@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from runpy import run_path
-from types import SimpleNamespace
 
 import duckdb
 import polars
@@ -15,8 +13,7 @@ from fastness.pipeline import jobs
 from fastness.pipeline.config import Config
 from fastness.pipeline.lake import Lake
 from fastness.pipeline.schemas import ACTIVITY, JOURNAL, TABLES
-
-planes = SimpleNamespace(**run_path(str(Path(__file__).with_name("planes.py"))))
+from tests.pipeline import planes
 
 # The number of rows of a world and the sum of their heights, which show missing and duplicate rows.
 Summary = dict[tuple[str, str], tuple[int, int]]

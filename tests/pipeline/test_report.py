@@ -7,8 +7,6 @@ import re
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
-from runpy import run_path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -30,8 +28,8 @@ from fastness.pipeline.reports.facts import Facts, collect
 from fastness.pipeline.reports.page import page
 from fastness.pipeline.schemas import TABLES
 from fastness.server.console.report_scripts import scripts
+from tests.pipeline import aggregates
 
-aggregates = SimpleNamespace(**run_path(str(Path(__file__).with_name("aggregates.py"))))
 NOW, EVIL, rows_of = aggregates.NOW, aggregates.EVIL, aggregates.rows_of
 
 

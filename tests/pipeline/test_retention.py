@@ -2,11 +2,9 @@
 
 import random
 import re
-import runpy
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -29,9 +27,10 @@ from fastness.pipeline.schemas import (
     STATE_CHANGES,
     TABLES,
 )
+from fastness.testing.clock import ManualClock
 from fastness.wire.queues import QueuePolicy
+from tests.pipeline import planes
 
-planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))
 DAY_MS = 86_400_000
 START = datetime(2026, 11, 1, tzinfo=UTC)
 NOW = datetime.fromtimestamp(planes.START_MS // 1_000, UTC) + timedelta(days=30)
@@ -53,7 +52,7 @@ def folded(lake: Lake) -> dict[str, list[str]]:
 class Lakes:
     def __init__(self, path: Path) -> None:
         self.path = path / "data"
-        self.clock = planes.ManualClock(planes.START_MS)
+        self.clock = ManualClock(planes.START_MS)
         planes.build(self.path, worlds=2, entries=40, messages=8, mails=6, entities=4, activity=5)
         with self.opened() as plane:
             plane.queue("audited").set_policy(QueuePolicy(history="durable", history_seconds=31_000_000))

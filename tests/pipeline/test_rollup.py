@@ -1,7 +1,6 @@
 """Aggregates over session logs match what was done."""
 
 import random
-import runpy
 import shutil
 import signal
 import statistics
@@ -41,8 +40,8 @@ from fastness.pipeline.schemas import (
 from fastness.pipeline.views import open_view
 from fastness.testing.clock import ManualClock
 from fastness.wire.queues import QueuePolicy
+from tests.pipeline import planes
 
-planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 
 

@@ -1,10 +1,8 @@
 """Iteration over a plane's messages, mail, entities, blobs and references."""
 
 import hashlib
-import runpy
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import cbor2
 import pytest
@@ -16,8 +14,7 @@ from fastness.pipeline.views import View, open_view
 from fastness.tiers import Tier
 from fastness.wire.inboxes import DomainEvent
 from fastness.wire.queues import QueuePolicy
-
-planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))  # Test files cannot import.
+from tests.pipeline import planes
 
 
 @pytest.fixture

@@ -1,11 +1,9 @@
 """The data source `fastness` on a real Spark."""
 
 import json
-import runpy
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,10 +16,8 @@ from pyspark.testing import assertDataFrameEqual
 import fastness
 from fastness.pipeline.source import FastnessSource
 from fastness.wire.queues import QueuePolicy
-
-HERE = Path(__file__).parent
-planes = SimpleNamespace(**runpy.run_path(str(HERE / "planes.py")))  # Test files cannot import each other.
-serving = runpy.run_path(str(HERE.parent / "end_to_end" / "serving.py"))["serving"]
+from tests.end_to_end.serving import serving
+from tests.pipeline import planes
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import runpy
 import shutil
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 
 import cbor2
 import msgspec
@@ -57,12 +55,11 @@ from fastness.pipeline.views import View, manifests, open_view
 from fastness.pipeline.views import server as server_views
 from fastness.runtime.activity import rotation
 from fastness.wire.backups import BackupFile
+from tests.end_to_end.serving import serving
+from tests.pipeline import planes
 
 WAIT_SECONDS = 60
 BLOB = os.urandom(200_000)
-SERVING = Path(__file__).parents[1] / "end_to_end" / "serving.py"
-serving = runpy.run_path(str(SERVING))["serving"]
-planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))  # Test files cannot import.
 
 
 @pytest.fixture

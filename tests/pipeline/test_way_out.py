@@ -1,11 +1,9 @@
 """Ways out of a lake that is wrong, or has too much: reset, backfill, forget and redaction."""
 
 import re
-import runpy
 import shutil
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import cbor2
@@ -36,9 +34,10 @@ from fastness.pipeline.schemas import (
     TOMBSTONES,
 )
 from fastness.pipeline.tombstones import MATCHES
+from fastness.testing.clock import ManualClock
 from fastness.wire.queues import QueuePolicy
+from tests.pipeline import planes
 
-planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))
 FED = (JOURNAL, SEGMENTS, ENTITY_CHANGES, QUEUE_EVENTS, ACTIVITY)
 
 
@@ -47,7 +46,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A plane with every kind of source; each test gets a copy."""
     path: Path = tmp_path_factory.mktemp("way-out") / "data"
     planes.build(path, worlds=3, entries=120, segment=16, messages=6, mails=6, entities=4, activity=9)
-    clock = planes.ManualClock(planes.START_MS)
+    clock = ManualClock(planes.START_MS)
     with planes.opened(f"dir:{path}", universe="main", clock=clock) as plane:
         plane.queue("audited").set_policy(QueuePolicy(history="durable", history_seconds=31_000_000))
         plane.queue("audited").put_many([1, 2])
@@ -96,7 +95,7 @@ def kill_after(patch: pytest.MonkeyPatch, module: Any, name: str, calls: int) ->
 
 
 def write_counter(plane: Path, *values: int) -> None:
-    with planes.opened(f"dir:{plane}", universe="main", clock=planes.ManualClock(planes.START_MS)) as opened:
+    with planes.opened(f"dir:{plane}", universe="main", clock=ManualClock(planes.START_MS)) as opened:
         for value in values:
             opened.entities.write("counter", "c", {"n": value})
 
@@ -290,7 +289,7 @@ def mail_of(name: str, plane: Path) -> list[str]:
 
 
 def test_forgotten_person_and_queue_are_removed_from_all_tables(plane: Path, tmp_path: Path) -> None:
-    with planes.opened(f"dir:{plane}", universe="main", clock=planes.ManualClock(planes.START_MS)) as opened:
+    with planes.opened(f"dir:{plane}", universe="main", clock=ManualClock(planes.START_MS)) as opened:
         opened.mailbox("ada").send("bob", b"hello")
         opened.mailbox("bob").send("ada", b"hello")
         opened.entities.write("person", "ada", {"city": "Paris"})
@@ -488,7 +487,7 @@ def test_backfill_reports_rows_that_differ_and_leaves_them(plane: Path) -> None:
 
 @pytest.mark.parametrize("job", ["accept", "backfill"])
 def test_entity_with_more_versions_than_the_plane_keeps_ends_with_exit_code_0(plane: Path, job: str) -> None:
-    with planes.opened(f"dir:{plane}", universe="main", clock=planes.ManualClock(planes.START_MS)) as opened:
+    with planes.opened(f"dir:{plane}", universe="main", clock=ManualClock(planes.START_MS)) as opened:
         for n in range(1_500):
             opened.entities.write("counter", "c", {"n": n})
 
@@ -533,7 +532,7 @@ path = "$.lines[*].text"
 
 def test_redacted_fields_are_in_no_file_and_the_audit_is_content(plane: Path, tmp_path: Path) -> None:
     secret = "ada@example.com"
-    with planes.opened(f"dir:{plane}", universe="main", clock=planes.ManualClock(planes.START_MS)) as opened:
+    with planes.opened(f"dir:{plane}", universe="main", clock=ManualClock(planes.START_MS)) as opened:
         for world in ("people", "other"):
             opened.world(world).create()
             entries: list[Any] = [{"user": {"email": "x" if world == "other" else secret}}, {"n": 1}, 7]

@@ -5,10 +5,8 @@ to do next. Each answer is what the output schema of its tool promises.
 """
 
 import json
-import runpy
 import string
 from collections.abc import Iterator
-from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
@@ -24,9 +22,7 @@ from fastness.mcp.exposed_tools import ExposedTool, row_of
 from fastness.mcp.exposing import expose
 from fastness.mcp.task_protocols import EXTENSION
 from fastness.mcp.tools import TOOLS
-
-_processes = runpy.run_path(str(Path(__file__).parents[1] / "end_to_end" / "processes.py"))
-SECONDS_MAX: Final = _processes["SECONDS_MAX"]
+from tests.end_to_end.processes import SECONDS_MAX, Server
 
 Json = Any
 LEGACY, MODERN = "2025-11-25", "2026-07-28"
@@ -112,7 +108,7 @@ def peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
     folder = tmp_path_factory.mktemp("mcp")
     with fastness.open(f"dir:{folder / 'data'}") as plane:
         _fill(plane)
-    server = _processes["Server"](folder)
+    server = Server(folder)
     try:
         peer = Peer(server.url)
         yield peer

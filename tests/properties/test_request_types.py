@@ -1,11 +1,9 @@
 """Every field of every request refuses a value of another type: the error names the field, and nothing is written."""
 
 import asyncio
-import importlib.util
 from collections.abc import Iterator
 from contextlib import nullcontext
 from enum import Enum, IntEnum, StrEnum
-from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -26,13 +24,7 @@ from fastness.wire.leases import LeaseProof
 from fastness.wire.queues import MessageLease, NewMessage, PutMessages, QueuePolicy
 from fastness.wire.requests import Request
 from fastness.wire.type_checks import check_types, refusal_of
-
-_path = Path(__file__).parents[1] / "end_to_end" / "serving.py"
-_spec = importlib.util.spec_from_file_location("fastness_serving", _path)
-assert _spec is not None
-assert _spec.loader is not None
-_serving = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_serving)
+from tests.end_to_end.serving import serving
 
 SCALARS: dict[Any, Any] = {str: "a", int: 1, float: 1.5, bool: True, bytes: b"a"}
 
@@ -137,7 +129,7 @@ async def test_embedded_requests_on_an_event_loop_are_refused_too() -> None:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Any]:
-    with _serving.serving() as running:
+    with serving() as running:
         yield running
 
 

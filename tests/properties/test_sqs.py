@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.properties.sqs_model import Message, Queue, Refused, SqsModel
 
 from fastness.errors import FastnessError
 from fastness.kv import Database
@@ -25,6 +24,7 @@ from fastness.server.sqs.actions import SqsActions
 from fastness.server.sqs.caller import SqsCaller
 from fastness.server.sqs.errors import SqsError, sqs_error
 from fastness.testing.clock import ManualClock
+from tests.properties.sqs_model import Message, Queue, Refused, SqsModel
 
 BASE = "http://127.0.0.1/sqs"
 ARN = "arn:aws:sqs:us-east-1:000000000000:"

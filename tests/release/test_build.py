@@ -8,16 +8,15 @@ import tomllib
 import zipfile
 from email.parser import Parser
 from pathlib import Path
-from runpy import run_path
 from typing import Any
 
 import pytest
 
+import smoke
 from fastness.version import __version__
 
 ROOT = Path(__file__).parents[2]
 PYTHONS = ("3.11", "3.12", "3.13")
-smoke = run_path(str(ROOT / "tools" / "smoke.py"))
 
 
 def run(*words: str | Path) -> str:
@@ -76,7 +75,7 @@ def test_the_wheel_and_the_sdist_have_what_they_need(wheel: Path, sdist: Path) -
 
 
 def interpreter(version: str) -> str:
-    found: str | None = smoke["interpreter"](version)
+    found: str | None = smoke.interpreter(version)
     if found is None:
         pytest.skip(f"no Python {version} on the path or in pyenv; pyenv install {version}")
     return found
@@ -86,13 +85,13 @@ def interpreter(version: str) -> str:
 def test_a_clone_installs_and_works(version: str) -> None:
     """`pip install .`, with the versions of the lock."""
     interpreter(version)
-    seen = json.loads(smoke["install_and_use"](ROOT, version, str(ROOT / "requirements.lock")))
+    seen = json.loads(smoke.install_and_use(ROOT, version, str(ROOT / "requirements.lock")))
     assert (seen["python"].rpartition(".")[0], seen["fastness"], seen["fence"]) == (version, __version__, 2)
 
 
 def test_the_wheel_installs_and_works(wheel: Path) -> None:
     version = ".".join(map(str, sys.version_info[:2]))
-    seen = json.loads(smoke["install_and_use"](wheel, version, str(ROOT / "requirements.lock")))
+    seen = json.loads(smoke.install_and_use(wheel, version, str(ROOT / "requirements.lock")))
     assert (seen["fastness"], seen["fence"]) == (__version__, 2)
 
 
@@ -102,7 +101,7 @@ def test_the_wheel_installs_and_works(wheel: Path) -> None:
 def test_the_wheel_and_the_sdist_install_and_work(version: str, kind: str, wheel: Path, sdist: Path) -> None:
     """With the newest dependencies, as a user gets them."""
     interpreter(version)
-    seen = json.loads(smoke["install_and_use"](wheel if kind == "wheel" else sdist, version))
+    seen = json.loads(smoke.install_and_use(wheel if kind == "wheel" else sdist, version))
     assert seen["python"].startswith(version)
 
 

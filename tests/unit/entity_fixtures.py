@@ -1,6 +1,5 @@
 """Fixtures and short forms for the tests of entities."""
 
-import runpy
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,8 +13,6 @@ import fastness
 from fastness import Plane
 from fastness.layers.entities import EntityKey
 from fastness.testing.clock import ManualClock
-
-everything = runpy.run_path(str(Path(__file__).with_name("stored_pairs.py")))["everything"]
 
 PATIENCE_SECONDS = 30.0  # A generous deadline for conditions that the tests wait for.
 TASK = EntityKey("main", "task", "1")

@@ -1,7 +1,6 @@
 """Fixtures of the queue handle tests."""
 
 import asyncio
-import runpy
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,8 +17,6 @@ from fastness.handles.sync.queues import Queue
 from fastness.testing.clock import ManualClock
 from fastness.wire.inboxes import DomainEvent
 from fastness.wire.queues import QueueStats
-
-everything = runpy.run_path(str(Path(__file__).with_name("stored_pairs.py")))["everything"]
 
 PATIENCE_SECONDS = 30.0  # A bound for every wait; far more than any test needs.
 LONG = 600.0  # Seconds that never pass: the test moves the clock, or another event ends the wait.

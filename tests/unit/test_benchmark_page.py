@@ -2,29 +2,29 @@
 
 import json
 import re
-import runpy
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
+from benches import page
+
 ROOT = Path(__file__).parents[2]
-PAGE_TOOL = runpy.run_path(str(ROOT / "benches" / "page.py"))
 TEXT = (ROOT / "docs" / "benchmarks.md").read_text()
-every_plot = pytest.mark.parametrize("name", [*PAGE_TOOL["PLOTS"], PAGE_TOOL["PEERS"]])
+every_plot = pytest.mark.parametrize("name", [*page.PLOTS, page.PEERS])
 
 
 @every_plot
 def test_plot_shows_the_figures_of_the_page(name: str) -> None:
     with Image.open(ROOT / "docs" / "plots" / f"{name}.png") as image:
-        plotted = json.loads(image.info[PAGE_TOOL["FIGURES"]])
-    assert plotted == PAGE_TOOL["figures"](TEXT, name), "docs/benchmarks.md has changed; run: python -m benches.page"
+        plotted = json.loads(image.info[page.FIGURES])
+    assert plotted == page.figures(TEXT, name), "docs/benchmarks.md has changed; run: python -m benches.page"
     assert all(plotted.values())
 
 
 @every_plot
 def test_every_plotted_figure_is_in_the_page(name: str) -> None:
-    for rows in PAGE_TOOL["figures"](TEXT, name).values():
+    for rows in page.figures(TEXT, name).values():
         for row, columns in rows.items():
             for rate in columns.values():
                 assert re.search(rf"\b{rate:,.0f}\b", TEXT), row

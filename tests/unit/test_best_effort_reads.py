@@ -4,7 +4,6 @@
 """
 
 import asyncio
-import runpy
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,12 @@ from fastness.layers.field_tiers import LOG_KIND
 from fastness.runtime.activity.best_effort import BestEffortFields
 from fastness.runtime.activity.log import ActivityLog
 from fastness.testing.clock import START_MS, ManualClock
+from tests.unit import entity_fixtures
+from tests.unit.entity_fixtures import until
+from tests.unit.stored_pairs import everything
 
-_shared = runpy.run_path(str(Path(__file__).with_name("entity_fixtures.py")))  # Test files cannot import each other.
-url = _shared["url"]
-plane = _shared["plane"]
-everything = _shared["everything"]
-until = _shared["until"]
+url = entity_fixtures.url
+plane = entity_fixtures.plane
 
 
 def test_a_read_adds_best_effort_values_and_names_them(plane: Plane, clock: ManualClock) -> None:

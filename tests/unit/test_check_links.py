@@ -1,12 +1,12 @@
 """The link check finds what leads nowhere, and the documents pass it."""
 
-import runpy
 from pathlib import Path
 
 import pytest
 
+import check_links
+
 ROOT = Path(__file__).parents[2]
-TOOL = runpy.run_path(str(ROOT / "tools" / "check_links.py"))
 PAGE = """# One page
 
 [here](#one-page) [there](sub/other.md#a-queue-jobs) [`code`](sub/other.md) ![picture](a.png) [far](https://a.test/x)
@@ -29,8 +29,8 @@ def root(tmp_path: Path) -> Path:
 
 
 def problems(root: Path) -> list[str]:
-    TOOL["anchors"].cache_clear()
-    return [problem for page in TOOL["documents"](root) for problem in TOOL["problems_of"](page, root)]
+    check_links.anchors.cache_clear()
+    return [problem for page in check_links.documents(root) for problem in check_links.problems_of(page, root)]
 
 
 def test_links_to_files_headings_images_and_addresses_pass(root: Path) -> None:
@@ -59,13 +59,13 @@ def test_a_broken_link_is_named_with_its_line(root: Path, link: str, reason: str
 
 
 def test_a_large_image_is_refused(root: Path) -> None:
-    (root / "docs" / "a.png").write_bytes(b"x" * (TOOL["IMAGE_BYTES_MAX"] + 1))
+    (root / "docs" / "a.png").write_bytes(b"x" * (check_links.IMAGE_BYTES_MAX + 1))
     assert "bytes; at most" in problems(root)[0]
 
 
 def test_links_are_changed_outside_of_code_only() -> None:
-    changed = TOOL["map_links"](PAGE, lambda target: f"new/{target}")
-    assert TOOL["map_links"](PAGE, lambda target: target) == PAGE
+    changed = check_links.map_links(PAGE, lambda target: f"new/{target}")
+    assert check_links.map_links(PAGE, lambda target: target) == PAGE
     assert "[here](new/#one-page)" in changed
     assert "[not](a-link.md)" in changed
     assert "[nor](this.md)" in changed

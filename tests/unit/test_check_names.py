@@ -1,11 +1,8 @@
 """The name check finds names of Fastness that do not exist, and the documents pass it."""
 
-import runpy
-from pathlib import Path
-
 import pytest
 
-TOOL = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "check_names.py"))
+import check_names
 
 RIGHT = """# Names that exist
 
@@ -30,7 +27,7 @@ cert = "server.pem"
 
 
 def problems(text: str) -> list[str]:
-    return list(TOOL["problems_of"](text))
+    return list(check_names.problems_of(text))
 
 
 def test_names_that_exist_pass() -> None:
@@ -68,5 +65,5 @@ def test_a_name_that_does_not_exist_is_found_with_its_line(wrong: str, problem: 
 
 def test_the_names_in_the_documents_exist(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        TOOL["main"]()
+        check_names.main()
     assert ended.value.code == 0, capsys.readouterr().out

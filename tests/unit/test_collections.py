@@ -1,7 +1,6 @@
 """Collections: rows by partition and key, commits of several rows, times to live, pages and limits."""
 
 import math
-import runpy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -58,8 +57,6 @@ from fastness.limits import (
 )
 from fastness.runtime.maintenance import retention
 from fastness.testing.clock import ManualClock
-
-everything = runpy.run_path(str(Path(__file__).with_name("stored_pairs.py")))["everything"]
 
 LONG_NAME = "n" * NAME_BYTES_MAX
 

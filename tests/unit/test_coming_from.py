@@ -3,7 +3,6 @@
 import importlib
 import inspect
 import re
-import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import check_names
 import fastness
 from fastness import errors, limits
 from fastness.server.http.routes import ENDPOINTS
@@ -23,7 +23,6 @@ from fastness.wire.rpc import RpcCode
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "coming-from" / "others.md").read_text()
 SERVER = ROOT / "src" / "fastness" / "server"
-CHECK_NAMES = runpy.run_path(str(ROOT / "tools" / "check_names.py"))
 API = document(ENDPOINTS)
 ROUTES = {f"{method.upper()} {path}" for path, methods in API["paths"].items() for method in methods}
 # Those outside of the API, which a test of that page checks.
@@ -94,7 +93,7 @@ def exists(name: str, objects: dict[str, Any]) -> bool:
     if re.match(r"[A-Z]+ /", name):
         return name in ROUTES
     if name.startswith("fastness "):
-        return not CHECK_NAMES["command_problem"](name.split()[1:])
+        return not check_names.command_problem(name.split()[1:])
     if name.startswith("FASTNESS_"):
         return name.removeprefix("FASTNESS_").lower() in PLAIN_NAMES or name == "FASTNESS_QUEUE_PAYLOAD_PATH"
     if name in PLAIN_NAMES:

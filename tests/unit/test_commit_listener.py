@@ -1,8 +1,6 @@
 """The commit listener finds the sessions that a commit affects, also from truncated keys."""
 
 import asyncio
-import runpy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,13 +14,12 @@ from fastness.runtime.relay.session import Session
 from fastness.wire.mail import (
     NewMail,
 )
+from tests.unit import relay_fixtures
+from tests.unit.relay_fixtures import Agent, quiet
 
-_shared = runpy.run_path(str(Path(__file__).with_name("relay_fixtures.py")))  # Test files cannot import each other.
-quiet = _shared["quiet"]
-transport = _shared["transport"]
-commits = _shared["commits"]
-hub = _shared["hub"]
-Agent = _shared["Agent"]
+transport = relay_fixtures.transport
+commits = relay_fixtures.commits
+hub = relay_fixtures.hub
 
 
 @pytest.fixture(params=[0, 6], ids=["one universe", "many universes"])

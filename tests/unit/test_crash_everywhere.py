@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from tests.unit.host_test_apps import app, buy_book, place_order
 
 from fastness.hosts.apps import HostApp
 from fastness.hosts.hosted_world import HostedWorld
@@ -21,6 +20,7 @@ from fastness.wire import run_records
 from fastness.wire.atomic import CommitAtomic
 from fastness.wire.hosting import TurnCommitted
 from fastness.wire.restores import Restored
+from tests.unit.host_test_apps import app, buy_book, place_order
 
 Break = Callable[[pytest.MonkeyPatch], None]
 

@@ -1,7 +1,6 @@
 """Entities: transactions, versions, histories, scans and limits."""
 
 import asyncio
-import runpy
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -35,17 +34,13 @@ from fastness.limits import (
 )
 from fastness.testing.clock import START_MS, ManualClock
 from fastness.wire.entities import EntityWrite, SeenEntity, WriteEntities
+from tests.unit import entity_fixtures
+from tests.unit.entity_fixtures import PATIENCE_SECONDS, TASK, logged, row_locks, rows_locked
+from tests.unit.stored_pairs import everything
 
-_shared = runpy.run_path(str(Path(__file__).with_name("entity_fixtures.py")))  # Test files cannot import each other.
-PATIENCE_SECONDS = _shared["PATIENCE_SECONDS"]
-TASK = _shared["TASK"]
-url = _shared["url"]
-plane = _shared["plane"]
-threads = _shared["threads"]
-everything = _shared["everything"]
-logged = _shared["logged"]
-rows_locked = _shared["rows_locked"]
-row_locks = _shared["row_locks"]
+url = entity_fixtures.url
+plane = entity_fixtures.plane
+threads = entity_fixtures.threads
 
 
 # Transactions.

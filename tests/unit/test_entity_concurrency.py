@@ -1,7 +1,6 @@
 """Concurrent writes to entities: compare-and-swap, retried updates, and row locks."""
 
 import asyncio
-import runpy
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,18 +26,13 @@ from fastness.plane.embedded import EmbeddedTransport
 from fastness.plane.services import Services
 from fastness.testing.clock import START_MS, ManualClock
 from fastness.testing.faults import FaultyDatabase
+from tests.unit import entity_fixtures
+from tests.unit.entity_fixtures import PATIENCE_SECONDS, TASK, logged, row_locks, rows_locked, until
+from tests.unit.stored_pairs import everything
 
-_shared = runpy.run_path(str(Path(__file__).with_name("entity_fixtures.py")))  # Test files cannot import each other.
-PATIENCE_SECONDS = _shared["PATIENCE_SECONDS"]
-TASK = _shared["TASK"]
-url = _shared["url"]
-plane = _shared["plane"]
-threads = _shared["threads"]
-everything = _shared["everything"]
-logged = _shared["logged"]
-rows_locked = _shared["rows_locked"]
-row_locks = _shared["row_locks"]
-until = _shared["until"]
+url = entity_fixtures.url
+plane = entity_fixtures.plane
+threads = entity_fixtures.threads
 
 
 # Compare and swap.

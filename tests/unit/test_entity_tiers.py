@@ -1,6 +1,5 @@
 """Durability tiers of entity fields: the policy, and where each tier is stored."""
 
-import runpy
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +22,12 @@ from fastness.limits import (
 from fastness.plane.embedded import EmbeddedTransport
 from fastness.plane.services import Services
 from fastness.testing.faults import FaultyDatabase
+from tests.unit import entity_fixtures
+from tests.unit.entity_fixtures import logged, row_locks, rows_locked
+from tests.unit.stored_pairs import everything
 
-_shared = runpy.run_path(str(Path(__file__).with_name("entity_fixtures.py")))  # Test files cannot import each other.
-url = _shared["url"]
-TASK = _shared["TASK"]
-plane = _shared["plane"]
-everything = _shared["everything"]
-logged = _shared["logged"]
-rows_locked = _shared["rows_locked"]
-row_locks = _shared["row_locks"]
+url = entity_fixtures.url
+plane = entity_fixtures.plane
 
 
 # Tiers of fields.

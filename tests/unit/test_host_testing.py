@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from tests.unit.host_test_apps import app, buy_book, order, place_order, shipping, start_to_buy, warehouse
 
 from fastness.errors import InvalidArgument, RunCancelled, RunFailed
 from fastness.hosts.apps import HostApp
@@ -17,6 +16,7 @@ from fastness.hosts.workflows.run import WorkflowRun
 from fastness.testing import AsyncHostTest, HostTest, StuckRun, crash_everywhere
 from fastness.testing.hosts import crashes, host_test, processes
 from fastness.testing.hosts.virtual_loop import VirtualLoop
+from tests.unit.host_test_apps import app, buy_book, order, place_order, shipping, start_to_buy, warehouse
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import runpy
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -38,8 +37,7 @@ from fastness.limits import (
 )
 from fastness.testing.clock import ManualClock
 from fastness.wire.hosting import ClaimedWorld, HostingInfo
-
-everything = runpy.run_path(str(Path(__file__).with_name("stored_pairs.py")))["everything"]
+from tests.unit.stored_pairs import everything
 
 Cli = Callable[..., Result]
 PATIENCE_SECONDS = 30.0  # A bound for every wait; far more than any test needs.

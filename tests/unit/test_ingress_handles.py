@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import runpy
 import subprocess
 import sys
 import threading
@@ -37,8 +36,6 @@ from fastness.runtime.ingress.recent import RecentPushes
 from fastness.testing.clock import ManualClock
 from fastness.wire.ingress import PUSH_MEDIA
 from fastness.wire.mail import MailPolicy
-
-everything = runpy.run_path(str(Path(__file__).with_name("stored_pairs.py")))["everything"]
 
 SECONDS_MAX = 60.0  # Bounds every wait; far more than any test needs.
 UUID7 = "01890a5d-ac96-774b-bcce-b302099a8057"

@@ -1,10 +1,8 @@
 """The life of a job, as its users see it: by id, results, unique keys, keys with limits, debounce."""
 
 import asyncio
-import runpy
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -36,18 +34,14 @@ from fastness.runtime.maintenance.queue_repair import repair_queues
 from fastness.testing.clock import ManualClock
 from fastness.wire.queues import AckMessages, MessageLease, NewResult, WaitForCancel
 from fastness.wire.stored_messages import parse_id
+from tests.unit import queue_handle_fixtures
+from tests.unit.queue_handle_fixtures import BLOB, received, until
+from tests.unit.stored_pairs import everything
 
-_shared = runpy.run_path(
-    str(Path(__file__).with_name("queue_handle_fixtures.py"))
-)  # Test files cannot import each other.
-BLOB = _shared["BLOB"]
-url = _shared["url"]
-plane = _shared["plane"]
-jobs = _shared["jobs"]
-threads = _shared["threads"]
-received = _shared["received"]
-until = _shared["until"]
-everything = _shared["everything"]
+url = queue_handle_fixtures.url
+plane = queue_handle_fixtures.plane
+jobs = queue_handle_fixtures.jobs
+threads = queue_handle_fixtures.threads
 UNKNOWN_ID = "01900000-0000-7000-8000-000000000000"
 
 

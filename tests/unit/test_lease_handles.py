@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import runpy
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -30,8 +29,7 @@ from fastness.errors import (
 from fastness.limits import LEASE_TTL_SECONDS_MAX, LEASE_WAIT_SECONDS_MAX, READ_ENTRIES_MAX
 from fastness.testing.clock import START_MS, ManualClock
 from fastness.wire.leases import LeaseProof
-
-everything = runpy.run_path(str(Path(__file__).with_name("stored_pairs.py")))["everything"]
+from tests.unit.stored_pairs import everything
 
 PATIENCE_SECONDS = 30.0  # A bound for every wait; far more than any test needs.
 

@@ -1,7 +1,5 @@
 """The lock table validates paths, modes, timeouts and levels."""
 
-import runpy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,19 +7,14 @@ import pytest
 from fastness import limits
 from fastness.errors import InvalidArgument
 from fastness.runtime.locks.table import LockTable
+from tests.unit import lock_fixtures
+from tests.unit.lock_fixtures import Actor, assert_empty, done, free, row, until_waiting
 
-_shared = runpy.run_path(str(Path(__file__).with_name("lock_fixtures.py")))  # Test files cannot import each other.
-row = _shared["row"]
-Actor = _shared["Actor"]
-table = _shared["table"]
-loop = _shared["loop"]
-new_actor = _shared["new_actor"]
-ada = _shared["ada"]
-bob = _shared["bob"]
-done = _shared["done"]
-until_waiting = _shared["until_waiting"]
-free = _shared["free"]
-assert_empty = _shared["assert_empty"]
+table = lock_fixtures.table
+loop = lock_fixtures.loop
+new_actor = lock_fixtures.new_actor
+ada = lock_fixtures.ada
+bob = lock_fixtures.bob
 
 
 @pytest.mark.parametrize(

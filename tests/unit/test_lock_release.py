@@ -2,13 +2,11 @@
 
 import asyncio
 import os
-import runpy
 import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,26 +14,27 @@ import pytest
 from fastness import limits
 from fastness.errors import Busy, Closed, LockTimeout
 from fastness.runtime.locks.table import Held, LockTable, Mode
+from tests.unit import lock_fixtures
+from tests.unit.lock_fixtures import (
+    DATABASE,
+    NOTES,
+    SECONDS_MAX,
+    TASKS,
+    TIMEOUT_SECONDS,
+    Actor,
+    assert_empty,
+    done,
+    free,
+    row,
+    until_waiting,
+)
 
-_shared = runpy.run_path(str(Path(__file__).with_name("lock_fixtures.py")))  # Test files cannot import each other.
-row = _shared["row"]
-Actor = _shared["Actor"]
-table = _shared["table"]
-loop = _shared["loop"]
-new_actor = _shared["new_actor"]
-ada = _shared["ada"]
-bob = _shared["bob"]
-cyd = _shared["cyd"]
-done = _shared["done"]
-until = _shared["until"]
-until_waiting = _shared["until_waiting"]
-free = _shared["free"]
-assert_empty = _shared["assert_empty"]
-DATABASE = _shared["DATABASE"]
-TASKS = _shared["TASKS"]
-NOTES = _shared["NOTES"]
-SECONDS_MAX = _shared["SECONDS_MAX"]
-TIMEOUT_SECONDS = _shared["TIMEOUT_SECONDS"]
+table = lock_fixtures.table
+loop = lock_fixtures.loop
+new_actor = lock_fixtures.new_actor
+ada = lock_fixtures.ada
+bob = lock_fixtures.bob
+cyd = lock_fixtures.cyd
 
 
 # Timeouts.

@@ -1,10 +1,8 @@
 """The lock table: compatible modes, lock order, reentrancy, FIFO lines and statistics."""
 
 import asyncio
-import runpy
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,27 +11,29 @@ from fastness.errors import LockOrderViolation, LockTimeout
 from fastness.layers import locks
 from fastness.runtime.locks.counters import LockCounters
 from fastness.runtime.locks.table import DATA_LEVELS, CallerLocks, Held, LockTable, Mode
+from tests.unit import lock_fixtures
+from tests.unit.lock_fixtures import (
+    COMPATIBLE,
+    COVERS,
+    DATABASE,
+    MODES,
+    NOTES,
+    TASKS,
+    Actor,
+    assert_empty,
+    done,
+    free,
+    row,
+    until,
+    until_waiting,
+)
 
-_shared = runpy.run_path(str(Path(__file__).with_name("lock_fixtures.py")))  # Test files cannot import each other.
-row = _shared["row"]
-Actor = _shared["Actor"]
-table = _shared["table"]
-loop = _shared["loop"]
-new_actor = _shared["new_actor"]
-ada = _shared["ada"]
-bob = _shared["bob"]
-cyd = _shared["cyd"]
-done = _shared["done"]
-until = _shared["until"]
-until_waiting = _shared["until_waiting"]
-free = _shared["free"]
-assert_empty = _shared["assert_empty"]
-DATABASE = _shared["DATABASE"]
-TASKS = _shared["TASKS"]
-NOTES = _shared["NOTES"]
-MODES = _shared["MODES"]
-COMPATIBLE = _shared["COMPATIBLE"]
-COVERS = _shared["COVERS"]
+table = lock_fixtures.table
+loop = lock_fixtures.loop
+new_actor = lock_fixtures.new_actor
+ada = lock_fixtures.ada
+bob = lock_fixtures.bob
+cyd = lock_fixtures.cyd
 
 
 # Compatible modes.

@@ -1,8 +1,5 @@
 """Expiry of mail: what readers and senders see, and the sweep, on every backend."""
 
-import runpy
-from pathlib import Path
-
 import pytest
 
 from fastness.kv import Database
@@ -10,31 +7,30 @@ from fastness.layers import mailboxes
 from fastness.layers.mailboxes import Address, expiry
 from fastness.layers.mailboxes import keys as mailbox_keys
 from fastness.testing.clock import START_MS, ManualClock
-
-_shared = runpy.run_path(str(Path(__file__).with_name("mailbox_calls.py")))  # Test files cannot import each other.
-ADA = _shared["ADA"]
-BOB = _shared["BOB"]
-EVE = _shared["EVE"]
-DAY_MS = _shared["DAY_MS"]
-TTL_MS = _shared["TTL_MS"]
-SLOT_MS = _shared["SLOT_MS"]
-send = _shared["send"]
-send_some = _shared["send_some"]
-deliver = _shared["deliver"]
-bodies = _shared["bodies"]
-peek = _shared["peek"]
-confirm = _shared["confirm"]
-join = _shared["join"]
-states = _shared["states"]
-count = _shared["count"]
-stored_count = _shared["stored_count"]
-set_policy = _shared["set_policy"]
-sweep = _shared["sweep"]
-sweep_all = _shared["sweep_all"]
-everything = _shared["everything"]
-remaining_keys = _shared["remaining_keys"]
-touches = _shared["touches"]
-
+from tests.unit.mailbox_calls import (
+    ADA,
+    BOB,
+    DAY_MS,
+    EVE,
+    SLOT_MS,
+    TTL_MS,
+    bodies,
+    confirm,
+    count,
+    deliver,
+    everything,
+    join,
+    peek,
+    remaining_keys,
+    send,
+    send_some,
+    set_policy,
+    states,
+    stored_count,
+    sweep,
+    sweep_all,
+    touches,
+)
 
 # Expiry.
 

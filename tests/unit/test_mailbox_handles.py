@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import runpy
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -35,8 +34,7 @@ from fastness.errors import (
 from fastness.handles.sync.mailboxes import Mailbox
 from fastness.testing.clock import START_MS, ManualClock
 from fastness.wire.mail import JoinMailbox, MailPolicy, NewMail
-
-everything = runpy.run_path(str(Path(__file__).with_name("stored_pairs.py")))["everything"]
+from tests.unit.stored_pairs import everything
 
 PATIENCE_SECONDS = 30.0  # A bound for every wait; far more than any test needs.
 WAIT = 20.0  # Seconds that never pass: the test moves the clock, or another event ends the wait.

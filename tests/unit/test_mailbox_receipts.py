@@ -1,8 +1,6 @@
 """Receipts of sent mail, on every backend."""
 
-import runpy
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,28 +13,26 @@ from fastness.layers import mailboxes
 from fastness.layers.mailboxes import keys as mailbox_keys
 from fastness.testing.clock import START_MS, ManualClock
 from fastness.wire.mail import MailReceipt
-
-_shared = runpy.run_path(str(Path(__file__).with_name("mailbox_calls.py")))  # Test files cannot import each other.
-ADA = _shared["ADA"]
-BOB = _shared["BOB"]
-EVE = _shared["EVE"]
-TTL_MS = _shared["TTL_MS"]
-SLOT_MS = _shared["SLOT_MS"]
-send = _shared["send"]
-send_some = _shared["send_some"]
-deliver = _shared["deliver"]
-peek = _shared["peek"]
-confirm = _shared["confirm"]
-join = _shared["join"]
-receipts_of = _shared["receipts_of"]
-states = _shared["states"]
-was_stored = _shared["was_stored"]
-set_policy = _shared["set_policy"]
-sweep = _shared["sweep"]
-sweep_all = _shared["sweep_all"]
-everything = _shared["everything"]
-remaining_keys = _shared["remaining_keys"]
-
+from tests.unit.mailbox_calls import (
+    ADA,
+    BOB,
+    EVE,
+    SLOT_MS,
+    TTL_MS,
+    confirm,
+    deliver,
+    everything,
+    join,
+    peek,
+    receipts_of,
+    remaining_keys,
+    send,
+    send_some,
+    set_policy,
+    states,
+    sweep,
+    sweep_all,
+)
 
 # Receipts.
 

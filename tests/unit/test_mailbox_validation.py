@@ -1,7 +1,5 @@
 """Blocked senders, mail to worlds, and arguments that are refused."""
 
-import runpy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,24 +19,22 @@ from fastness.layers.mailboxes import keys as mailbox_keys
 from fastness.layers.worlds import World, WorldState
 from fastness.wire.inboxes import InboundMessage
 from fastness.wire.mail import MailPolicy
-
-_shared = runpy.run_path(str(Path(__file__).with_name("mailbox_calls.py")))  # Test files cannot import each other.
-ADA = _shared["ADA"]
-BOB = _shared["BOB"]
-EVE = _shared["EVE"]
-send = _shared["send"]
-deliver = _shared["deliver"]
-bodies = _shared["bodies"]
-peek = _shared["peek"]
-confirm = _shared["confirm"]
-receipts_of = _shared["receipts_of"]
-states = _shared["states"]
-was_stored = _shared["was_stored"]
-count = _shared["count"]
-set_policy = _shared["set_policy"]
-block = _shared["block"]
-everything = _shared["everything"]
-
+from tests.unit.mailbox_calls import (
+    ADA,
+    BOB,
+    EVE,
+    block,
+    bodies,
+    confirm,
+    count,
+    deliver,
+    everything,
+    peek,
+    receipts_of,
+    send,
+    set_policy,
+    states,
+)
 
 # Blocks.
 

@@ -1,8 +1,6 @@
 """Mailboxes, as functions over a transaction, on every backend."""
 
-import runpy
 from collections.abc import Callable, Collection, Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,34 +18,31 @@ from fastness.layers.mailboxes import keys as mailbox_keys
 from fastness.mail_defaults import MailDefaults
 from fastness.testing.clock import START_MS, ManualClock
 from fastness.wire.mail import Envelope, MailPolicy, NewMail
-
-_shared = runpy.run_path(str(Path(__file__).with_name("mailbox_calls.py")))  # Test files cannot import each other.
-ADA = _shared["ADA"]
-BOB = _shared["BOB"]
-EVE = _shared["EVE"]
-DAY_MS = _shared["DAY_MS"]
-TTL_MS = _shared["TTL_MS"]
-SLOT_MS = _shared["SLOT_MS"]
-send = _shared["send"]
-send_again = _shared["send_again"]
-send_some = _shared["send_some"]
-deliver = _shared["deliver"]
-bodies = _shared["bodies"]
-peek = _shared["peek"]
-confirm = _shared["confirm"]
-join = _shared["join"]
-leave = _shared["leave"]
-receipts_of = _shared["receipts_of"]
-was_stored = _shared["was_stored"]
-count = _shared["count"]
-stored_count = _shared["stored_count"]
-set_policy = _shared["set_policy"]
-sweep = _shared["sweep"]
-sweep_all = _shared["sweep_all"]
-everything = _shared["everything"]
-remaining_keys = _shared["remaining_keys"]
-touches = _shared["touches"]
-
+from tests.unit.mailbox_calls import (
+    ADA,
+    BOB,
+    DAY_MS,
+    EVE,
+    SLOT_MS,
+    TTL_MS,
+    bodies,
+    confirm,
+    count,
+    deliver,
+    everything,
+    join,
+    leave,
+    peek,
+    receipts_of,
+    send,
+    send_again,
+    send_some,
+    set_policy,
+    stored_count,
+    sweep_all,
+    touches,
+    was_stored,
+)
 
 # Order of mail.
 

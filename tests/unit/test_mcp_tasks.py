@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import runpy
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -23,10 +22,8 @@ from fastness.mcp.durable_tasks import TaskView
 from fastness.mcp.exposing import conceal, expose, expose_async, exposed
 from fastness.mcp.task_rows import Question
 from fastness.mcp.tasks import InputNeeded, task_of
+from tests.end_to_end.mcp_task_client import EXTENSION, TaskClient, TaskExtension
 
-_client = runpy.run_path(str(Path(__file__).parents[1] / "end_to_end" / "mcp_task_client.py"))
-EXTENSION, TaskExtension = _client["EXTENSION"], _client["TaskExtension"]
-TaskClient: Any = _client["TaskClient"]  # Test files cannot import each other.
 REVISIONS: Final = ("2025-11-25", "2026-07-28")
 WIDTH: Final = {
     "type": "object",

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import re
-import runpy
 import subprocess
 import sys
 import tempfile
@@ -49,9 +48,8 @@ from fastness.runtime.maintenance import migrations as moving
 from fastness.runtime.maintenance.migrations import Migrator, PlaneStores
 from fastness.testing.clock import ManualClock
 from fastness.tiers import Tier
+from tests.populated import LARGE, everything, populate, use
 
-POPULATED = runpy.run_path(str(Path(__file__).parents[1] / "populated.py"))  # Test files cannot import each other.
-populate, everything, use, LARGE = (POPULATED[name] for name in ("populate", "everything", "use", "LARGE"))
 Cli = Callable[..., Result]
 _buckets = count()
 

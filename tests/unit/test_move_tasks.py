@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.unit.queue_calls import ack, lease, lease_one, payloads, peek, proof, put, stats
 
 import fastness
 from fastness.errors import (
@@ -35,6 +34,7 @@ from fastness.wire.sqs import (
     PurgeSqsQueue,
     StartMoveTask,
 )
+from tests.unit.queue_calls import ack, lease, lease_one, payloads, peek, proof, put, stats
 
 JOBS = QueueKey("main", "jobs")
 MAIL = QueueKey("main", "mail")

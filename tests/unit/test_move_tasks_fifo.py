@@ -2,11 +2,10 @@
 
 import json
 
-from tests.unit.queue_calls import ack, lease, proof, put, stats
-
 from fastness.kv import Database
 from fastness.layers import move_tasks, queues, sqs
 from fastness.layers.queues import QueueKey
+from tests.unit.queue_calls import ack, lease, proof, put, stats
 
 JOBS = QueueKey("main", "jobs.fifo")
 DEAD = QueueKey("main", "dead.fifo")

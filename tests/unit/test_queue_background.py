@@ -1,7 +1,6 @@
 """Queue handles: automatic extension of leases, background processing, and events."""
 
 import gc
-import runpy
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,25 +14,25 @@ from fastness.errors import (
 )
 from fastness.handles.sync.queues import Queue
 from fastness.testing.clock import ManualClock
+from tests.unit import queue_handle_fixtures
+from tests.unit.queue_handle_fixtures import (
+    ON_ONE_BACKEND,
+    counts,
+    events,
+    extended_twice,
+    mark,
+    received,
+    records,
+    served,
+    until,
+    waiting,
+)
 
-_shared = runpy.run_path(
-    str(Path(__file__).with_name("queue_handle_fixtures.py"))
-)  # Test files cannot import each other.
-ON_ONE_BACKEND = _shared["ON_ONE_BACKEND"]
-url = _shared["url"]
-plane = _shared["plane"]
-running = _shared["running"]
-jobs = _shared["jobs"]
-threads = _shared["threads"]
-until = _shared["until"]
-received = _shared["received"]
-waiting = _shared["waiting"]
-served = _shared["served"]
-counts = _shared["counts"]
-records = _shared["records"]
-events = _shared["events"]
-mark = _shared["mark"]
-extended_twice = _shared["extended_twice"]
+url = queue_handle_fixtures.url
+plane = queue_handle_fixtures.plane
+running = queue_handle_fixtures.running
+jobs = queue_handle_fixtures.jobs
+threads = queue_handle_fixtures.threads
 
 
 # Automatic extension. Leases are extended while real time passes, so these wait for it. An extension comes after a

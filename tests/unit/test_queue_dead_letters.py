@@ -1,8 +1,5 @@
 """Dead letters of queues: when a message becomes one, and redriving it, on every backend."""
 
-import runpy
-from pathlib import Path
-
 import pytest
 
 from fastness.errors import (
@@ -13,24 +10,24 @@ from fastness.layers import queues
 from fastness.layers.queues import QueueKey
 from fastness.testing.clock import ManualClock
 from fastness.testing.faults import ChosenFault, Crash, FaultyDatabase
-
-_calls = runpy.run_path(str(Path(__file__).with_name("queue_calls.py")))  # Test files cannot import each other.
-JOBS = _calls["JOBS"]
-DEAD = _calls["DEAD"]
-put = _calls["put"]
-lease = _calls["lease"]
-lease_one = _calls["lease_one"]
-payloads = _calls["payloads"]
-proof = _calls["proof"]
-ack = _calls["ack"]
-nack = _calls["nack"]
-reject = _calls["reject"]
-process_due = _calls["process_due"]
-set_policy = _calls["set_policy"]
-stats = _calls["stats"]
-peek = _calls["peek"]
-counts = _calls["counts"]
-remaining_keys = _calls["remaining_keys"]
+from tests.unit.queue_calls import (
+    DEAD,
+    JOBS,
+    ack,
+    counts,
+    lease,
+    lease_one,
+    nack,
+    payloads,
+    peek,
+    process_due,
+    proof,
+    put,
+    reject,
+    remaining_keys,
+    set_policy,
+    stats,
+)
 
 
 def test_a_redriven_message_precedes_blocked_ones_of_its_group(database: Database) -> None:

@@ -1,8 +1,6 @@
 """Rare cases of queues: clocks that are set back, lost records, calls that cross, and records that expire."""
 
-import runpy
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -15,23 +13,24 @@ from fastness.layers.queues import DeleteProgress, dead_letters, expiry
 from fastness.testing.clock import ManualClock
 from fastness.wire.queues import LEASE_BYTES, MessageInfo, MessageLease, NewMessage, NewResult
 from fastness.wire.stored_messages import format_lease_id
+from tests.unit.queue_calls import (
+    DEAD,
+    JOBS,
+    ack,
+    counts,
+    extend,
+    lease,
+    lease_one,
+    leased,
+    payloads,
+    process_due,
+    proof,
+    put,
+    reject,
+    remaining_keys,
+    set_policy,
+)
 
-_calls = runpy.run_path(str(Path(__file__).with_name("queue_calls.py")))  # Test files cannot import each other.
-JOBS = _calls["JOBS"]
-DEAD = _calls["DEAD"]
-put = _calls["put"]
-lease = _calls["lease"]
-lease_one = _calls["lease_one"]
-payloads = _calls["payloads"]
-proof = _calls["proof"]
-ack = _calls["ack"]
-reject = _calls["reject"]
-extend = _calls["extend"]
-process_due = _calls["process_due"]
-set_policy = _calls["set_policy"]
-counts = _calls["counts"]
-leased = _calls["leased"]
-remaining_keys = _calls["remaining_keys"]
 KEYS = queues.keys_of(JOBS)
 
 

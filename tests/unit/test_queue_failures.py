@@ -1,7 +1,5 @@
 """Failed attempts: what a queue keeps about them, and the back-off before the next attempt."""
 
-import runpy
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,22 +13,23 @@ from fastness.layers.queues import keys as queue_keys
 from fastness.limits import FAILURES_BYTES_MAX, FAILURES_DELIVERED_BYTES_MAX
 from fastness.testing.clock import START_MS, ManualClock
 from fastness.wire.queues import MessageInfo, NewMessage
-
-_calls = runpy.run_path(str(Path(__file__).with_name("queue_calls.py")))  # Test files cannot import each other.
-JOBS = _calls["JOBS"]
-DEAD = _calls["DEAD"]
-put = _calls["put"]
-lease = _calls["lease"]
-lease_one = _calls["lease_one"]
-proof = _calls["proof"]
-ack = _calls["ack"]
-nack = _calls["nack"]
-process_due = _calls["process_due"]
-set_policy = _calls["set_policy"]
-peek = _calls["peek"]
-counts = _calls["counts"]
-purge = _calls["purge"]
-remaining_keys = _calls["remaining_keys"]
+from tests.unit.queue_calls import (
+    DEAD,
+    JOBS,
+    ack,
+    counts,
+    everything,
+    lease,
+    lease_one,
+    nack,
+    peek,
+    process_due,
+    proof,
+    purge,
+    put,
+    remaining_keys,
+    set_policy,
+)
 
 IN_MEMORY = pytest.mark.parametrize("backend", ["memory"])
 
@@ -221,7 +220,7 @@ def test_a_late_ack_of_a_kept_message_keeps_its_failures(database: Database, clo
 
 
 def _keys(database: Database) -> list[bytes]:
-    return [key for key, _ in _calls["everything"](database)]
+    return [key for key, _ in everything(database)]
 
 
 @IN_MEMORY

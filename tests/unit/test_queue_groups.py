@@ -1,8 +1,6 @@
 """Messages of a group that one receive leases together, and leases that end sooner or later than they would."""
 
-import runpy
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -13,21 +11,21 @@ from fastness.layers import queues
 from fastness.layers.queues import QueueKey, StoredMessage
 from fastness.testing.clock import ManualClock
 from fastness.wire.queues import VisibilityChange
-
-_calls = runpy.run_path(str(Path(__file__).with_name("queue_calls.py")))  # Test files cannot import each other.
-JOBS = _calls["JOBS"]
-ack = _calls["ack"]
-lease = _calls["lease"]
-lease_one = _calls["lease_one"]
-lease_or_wait = _calls["lease_or_wait"]
-nack = _calls["nack"]
-payloads = _calls["payloads"]
-process_due = _calls["process_due"]
-proof = _calls["proof"]
-put = _calls["put"]
-reject = _calls["reject"]
-set_policy = _calls["set_policy"]
-stats = _calls["stats"]
+from tests.unit.queue_calls import (
+    JOBS,
+    ack,
+    lease,
+    lease_one,
+    lease_or_wait,
+    nack,
+    payloads,
+    process_due,
+    proof,
+    put,
+    reject,
+    set_policy,
+    stats,
+)
 
 
 def change(database: Database, message: StoredMessage, seconds: float) -> StoredMessage:

@@ -1,7 +1,6 @@
 """Queue handles: putting, receiving, with blocks, payloads, administration and atomic lists."""
 
 import asyncio
-import runpy
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,26 +33,26 @@ from fastness.handles.workers import RestartPolicy
 from fastness.testing.clock import START_MS, ManualClock
 from fastness.wire.atomic import CommitAtomic
 from fastness.wire.queues import AckMessages, MessageLease, NewMessage, PutMessages, QueuePolicy
+from tests.unit import queue_handle_fixtures
+from tests.unit.queue_handle_fixtures import (
+    BLOB,
+    LONG,
+    PATIENCE_SECONDS,
+    STREAMED,
+    Bench,
+    counts,
+    mark,
+    received,
+    served,
+    until,
+    waiting,
+)
+from tests.unit.stored_pairs import everything
 
-_shared = runpy.run_path(
-    str(Path(__file__).with_name("queue_handle_fixtures.py"))
-)  # Test files cannot import each other.
-LONG = _shared["LONG"]
-PATIENCE_SECONDS = _shared["PATIENCE_SECONDS"]
-BLOB = _shared["BLOB"]
-STREAMED = _shared["STREAMED"]
-url = _shared["url"]
-plane = _shared["plane"]
-jobs = _shared["jobs"]
-threads = _shared["threads"]
-received = _shared["received"]
-until = _shared["until"]
-waiting = _shared["waiting"]
-served = _shared["served"]
-counts = _shared["counts"]
-everything = _shared["everything"]
-mark = _shared["mark"]
-Bench = _shared["Bench"]
+url = queue_handle_fixtures.url
+plane = queue_handle_fixtures.plane
+jobs = queue_handle_fixtures.jobs
+threads = queue_handle_fixtures.threads
 
 
 # Putting and receiving.

@@ -1,8 +1,6 @@
 """The durable history of a queue: one record for each change of a message, in the same commit."""
 
-import runpy
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,18 +12,7 @@ from fastness.errors import InvalidArgument
 from fastness.kv import Database, Transaction
 from fastness.layers import queues
 from fastness.testing.clock import START_MS, ManualClock
-
-_calls = runpy.run_path(str(Path(__file__).with_name("queue_calls.py")))  # Test files cannot import each other.
-JOBS = _calls["JOBS"]
-DEAD = _calls["DEAD"]
-put = _calls["put"]
-lease_one = _calls["lease_one"]
-proof = _calls["proof"]
-ack = _calls["ack"]
-nack = _calls["nack"]
-process_due = _calls["process_due"]
-set_policy = _calls["set_policy"]
-purge = _calls["purge"]
+from tests.unit.queue_calls import DEAD, JOBS, ack, lease_one, nack, process_due, proof, purge, put, set_policy
 
 IN_MEMORY = pytest.mark.parametrize("backend", ["memory"])
 

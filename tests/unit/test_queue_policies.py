@@ -8,19 +8,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.unit.queue_calls import (
-    DEAD,
-    JOBS,
-    ack,
-    lease,
-    lease_one,
-    lease_or_wait,
-    nack,
-    payloads,
-    proof,
-    put,
-    reject,
-)
 
 import fastness
 from fastness import Plane, QueuePolicy
@@ -38,6 +25,19 @@ from fastness.wire.queues import (
     NewMessage,
     PutMessages,
     ReceiveMessages,
+)
+from tests.unit.queue_calls import (
+    DEAD,
+    JOBS,
+    ack,
+    lease,
+    lease_one,
+    lease_or_wait,
+    nack,
+    payloads,
+    proof,
+    put,
+    reject,
 )
 
 DAY_MS = 86_400_000

@@ -1,9 +1,7 @@
 """Schedules of queues: cron expressions that enqueue messages, on every backend."""
 
-import runpy
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,18 +16,18 @@ from fastness.layers import queues
 from fastness.layers.queues import enqueue
 from fastness.testing.clock import ManualClock
 from fastness.wire.queues import NewMessage
-
-_calls = runpy.run_path(str(Path(__file__).with_name("queue_calls.py")))  # Test files cannot import each other.
-JOBS = _calls["JOBS"]
-lease = _calls["lease"]
-lease_one = _calls["lease_one"]
-payloads = _calls["payloads"]
-ack = _calls["ack"]
-process_due = _calls["process_due"]
-stats = _calls["stats"]
-counts = _calls["counts"]
-everything = _calls["everything"]
-remaining_keys = _calls["remaining_keys"]
+from tests.unit.queue_calls import (
+    JOBS,
+    ack,
+    counts,
+    everything,
+    lease,
+    lease_one,
+    payloads,
+    process_due,
+    remaining_keys,
+    stats,
+)
 
 
 @pytest.fixture

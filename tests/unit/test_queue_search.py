@@ -1,7 +1,5 @@
 """Searching the messages of a queue, on every backend. The properties have random searches."""
 
-import runpy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +10,7 @@ from fastness.layers import queues
 from fastness.limits import SEARCH_ENTRIES
 from fastness.testing.clock import ManualClock
 from fastness.wire.queues import FoundMessages, SearchMessages
-
-_calls = runpy.run_path(str(Path(__file__).with_name("queue_calls.py")))  # Test files cannot import each other.
-JOBS = _calls["JOBS"]
-put = _calls["put"]
-lease = _calls["lease"]
-lease_one = _calls["lease_one"]
-reject = _calls["reject"]
+from tests.unit.queue_calls import JOBS, lease, lease_one, put, reject
 
 
 def search(database: Database, **wanted: Any) -> FoundMessages:

@@ -1,8 +1,6 @@
 """Upkeep of queues that several processes write to: folded counters, and expired records."""
 
-import runpy
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -11,17 +9,13 @@ from fastness.backends.postgres import PostgresDatabase
 from fastness.clock import IdSource
 from fastness.kv import Database, Transaction
 from fastness.layers import queues
-from fastness.layers.queues import QueueKey
 from fastness.layers.queues.counters import QueueCounters, load_counters, total_counters
 from fastness.limits import COUNTERS_FOLDED_MAX, COUNTERS_UNFOLDED_MAX, EXPIRED_KEYS_BATCH_MAX
 from fastness.testing.clock import ManualClock
 from fastness.wire.queues import NewMessage, QueuePolicy
 from fastness.wire.stored_messages import encode
+from tests.unit.queue_calls import JOBS, ack, lease, lease_one, nack, process_due, put, set_policy, stats
 
-_calls = runpy.run_path(str(Path(__file__).with_name("queue_calls.py")))  # Test files cannot import each other.
-JOBS: QueueKey = _calls["JOBS"]
-ack, lease, lease_one, nack = _calls["ack"], _calls["lease"], _calls["lease_one"], _calls["nack"]
-process_due, put, set_policy, stats = _calls["process_due"], _calls["put"], _calls["set_policy"], _calls["stats"]
 KEYS = queues.keys_of(JOBS)
 OpenNode = Callable[..., PostgresDatabase]
 

@@ -1,7 +1,5 @@
 """Arguments of queue functions that are refused, and the limits that are accepted."""
 
-import runpy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,17 +16,7 @@ from fastness.kv import Database
 from fastness.layers import queues
 from fastness.plane.operations import execute
 from fastness.wire.queues import NewMessage, PutMessages, QueuePolicy
-
-_calls = runpy.run_path(str(Path(__file__).with_name("queue_calls.py")))  # Test files cannot import each other.
-JOBS = _calls["JOBS"]
-put = _calls["put"]
-lease = _calls["lease"]
-lease_one = _calls["lease_one"]
-payloads = _calls["payloads"]
-nack = _calls["nack"]
-set_policy = _calls["set_policy"]
-peek = _calls["peek"]
-everything = _calls["everything"]
+from tests.unit.queue_calls import JOBS, everything, lease, lease_one, nack, payloads, peek, put, set_policy
 
 
 def test_an_empty_batch_is_refused(database: Database) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import runpy
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -27,26 +26,26 @@ from fastness.plane import Options, open_plane
 from fastness.runtime.consumer_options import ConsumerOptions, Polling
 from fastness.testing.clock import ManualClock
 from fastness.wire.queues import QueuePolicy
+from tests.unit import queue_handle_fixtures
+from tests.unit.queue_handle_fixtures import (
+    BLOB,
+    LONG,
+    PATIENCE_SECONDS,
+    Bench,
+    counts,
+    extended_twice,
+    received,
+    served,
+    until,
+    until_async,
+    waiting,
+)
+from tests.unit.stored_pairs import everything
 
-_shared = runpy.run_path(
-    str(Path(__file__).with_name("queue_handle_fixtures.py"))
-)  # Test files cannot import each other.
-PATIENCE_SECONDS = _shared["PATIENCE_SECONDS"]
-LONG = _shared["LONG"]
-BLOB = _shared["BLOB"]
-url = _shared["url"]
-plane = _shared["plane"]
-jobs = _shared["jobs"]
-threads = _shared["threads"]
-until = _shared["until"]
-until_async = _shared["until_async"]
-received = _shared["received"]
-waiting = _shared["waiting"]
-served = _shared["served"]
-counts = _shared["counts"]
-everything = _shared["everything"]
-Bench = _shared["Bench"]
-extended_twice = _shared["extended_twice"]
+url = queue_handle_fixtures.url
+plane = queue_handle_fixtures.plane
+jobs = queue_handle_fixtures.jobs
+threads = queue_handle_fixtures.threads
 
 
 # Waiting.

@@ -1,7 +1,5 @@
 """The workflow state of queue messages, and the lease on it, on every backend."""
 
-import runpy
-from pathlib import Path
 from typing import Any
 
 import cbor2
@@ -17,20 +15,20 @@ from fastness.layers import leases, queues, states
 from fastness.layers.leases import LeaseKey
 from fastness.layers.queues import Leased, QueueKey, StoredMessage
 from fastness.testing.clock import ManualClock
-
-_calls = runpy.run_path(str(Path(__file__).with_name("queue_calls.py")))  # Test files cannot import each other.
-JOBS = _calls["JOBS"]
-DEAD = _calls["DEAD"]
-put = _calls["put"]
-lease = _calls["lease"]
-lease_one = _calls["lease_one"]
-lease_or_wait = _calls["lease_or_wait"]
-ack = _calls["ack"]
-nack = _calls["nack"]
-reject = _calls["reject"]
-extend = _calls["extend"]
-process_due = _calls["process_due"]
-remaining_keys = _calls["remaining_keys"]
+from tests.unit.queue_calls import (
+    DEAD,
+    JOBS,
+    ack,
+    extend,
+    lease,
+    lease_one,
+    lease_or_wait,
+    nack,
+    process_due,
+    put,
+    reject,
+    remaining_keys,
+)
 
 
 def state_of(database: Database, message: StoredMessage, queue: QueueKey = JOBS) -> Any:

@@ -1,8 +1,6 @@
 """Queues, as functions over a transaction, on every backend."""
 
-import runpy
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -38,31 +36,32 @@ from fastness.wire.queues import (
     SidecarState,
     bits_of,
 )
+from tests.unit.queue_calls import (
+    DEAD,
+    JOBS,
+    SIZES,
+    ack,
+    counts,
+    everything,
+    extend,
+    lease,
+    lease_one,
+    lease_or_wait,
+    leased,
+    nack,
+    payloads,
+    peek,
+    process_due,
+    proof,
+    purge,
+    put,
+    reject,
+    remaining_keys,
+    set_policy,
+    stats,
+)
 
-_calls = runpy.run_path(str(Path(__file__).with_name("queue_calls.py")))  # Test files cannot import each other.
-JOBS = _calls["JOBS"]
-DEAD = _calls["DEAD"]
-SIZES = _calls["SIZES"]
-put = _calls["put"]
-lease = _calls["lease"]
-lease_one = _calls["lease_one"]
-lease_or_wait = _calls["lease_or_wait"]
-payloads = _calls["payloads"]
-proof = _calls["proof"]
-ack = _calls["ack"]
-nack = _calls["nack"]
-reject = _calls["reject"]
-extend = _calls["extend"]
-process_due = _calls["process_due"]
-set_policy = _calls["set_policy"]
-stats = _calls["stats"]
-peek = _calls["peek"]
-counts = _calls["counts"]
-purge = _calls["purge"]
-leased = _calls["leased"]
 OTHER = QueueKey("main", "other")
-everything = _calls["everything"]
-remaining_keys = _calls["remaining_keys"]
 
 
 def test_receipt_has_the_message_id_and_the_durability(database: Database) -> None:

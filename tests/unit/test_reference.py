@@ -2,7 +2,6 @@
 
 import inspect
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import msgspec
 import pytest
 
 import fastness
+import make_reference
 from fastness import errors, limits, testing
 from fastness.cli.main import root
 from fastness.server.http.routes import ENDPOINTS
@@ -21,7 +21,6 @@ from fastness.server.settings import Settings
 ROOT = Path(__file__).parents[2]
 TOOL = ROOT / "tools" / "make_reference.py"
 PAGES = ("commands", "endpoints", "settings", "errors", "limits", "python", "python/queues")
-REFERENCE_TOOL = runpy.run_path(str(TOOL))
 
 
 def page(name: str) -> str:
@@ -36,17 +35,16 @@ def test_reference_is_up_to_date() -> None:
 def test_check_detects_outdated_and_removed_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main = REFERENCE_TOOL["main"]
-    monkeypatch.setitem(main.__globals__, "PAGES", tmp_path)
+    monkeypatch.setattr(make_reference, "PAGES", tmp_path)
     monkeypatch.setattr(sys, "argv", [str(TOOL)])
-    main()
+    make_reference.main()
     monkeypatch.setattr(sys, "argv", [str(TOOL), "--check"])
-    main()
+    make_reference.main()
     for name in PAGES:
         (tmp_path / f"{name}.md").write_text("something else")
     (tmp_path / "removed.md").write_text("of a section that is gone")
     with pytest.raises(SystemExit, match="1"):
-        main()
+        make_reference.main()
     named = capsys.readouterr().out.partition("(")[2].partition(")")[0].split(", ")
     assert sorted(named) == sorted((*PAGES, "removed"))
 

@@ -1,8 +1,6 @@
 """Relay sessions without sockets: the order of mail, confirmations, limits, takeovers, errors and receipts."""
 
 import asyncio
-import runpy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,19 +52,12 @@ from fastness.wire.relay import (
     Welcome,
 )
 from fastness.wire.requests import Request
+from tests.unit import relay_fixtures
+from tests.unit.relay_fixtures import DEADLINE_SECONDS, Agent, Commits, id_of, pending, quiet, store, until
 
-_shared = runpy.run_path(str(Path(__file__).with_name("relay_fixtures.py")))  # Test files cannot import each other.
-DEADLINE_SECONDS = _shared["DEADLINE_SECONDS"]
-until = _shared["until"]
-quiet = _shared["quiet"]
-Commits = _shared["Commits"]
-transport = _shared["transport"]
-commits = _shared["commits"]
-hub = _shared["hub"]
-Agent = _shared["Agent"]
-id_of = _shared["id_of"]
-store = _shared["store"]
-pending = _shared["pending"]
+transport = relay_fixtures.transport
+commits = relay_fixtures.commits
+hub = relay_fixtures.hub
 
 
 # Order.

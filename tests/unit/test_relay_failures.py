@@ -1,9 +1,7 @@
 """After an unexpected error in the relay at most one session is ended, and the hub continues."""
 
 import asyncio
-import runpy
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,16 +21,12 @@ from fastness.wire.relay import (
     Ping,
     Sent,
 )
+from tests.unit import relay_fixtures
+from tests.unit.relay_fixtures import DEADLINE_SECONDS, Agent, Commits, quiet, until
 
-_shared = runpy.run_path(str(Path(__file__).with_name("relay_fixtures.py")))  # Test files cannot import each other.
-DEADLINE_SECONDS = _shared["DEADLINE_SECONDS"]
-until = _shared["until"]
-quiet = _shared["quiet"]
-Commits = _shared["Commits"]
-transport = _shared["transport"]
-commits = _shared["commits"]
-hub = _shared["hub"]
-Agent = _shared["Agent"]
+transport = relay_fixtures.transport
+commits = relay_fixtures.commits
+hub = relay_fixtures.hub
 
 
 class Failing:

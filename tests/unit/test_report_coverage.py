@@ -1,13 +1,13 @@
 """tools/report_coverage.py: what it reports, and that data which killed processes leave does not fail a test run."""
 
-import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import coverage
 import pytest
+
+import report_coverage
 
 ROOT = Path(__file__).parents[2]
 TOOL = ROOT / "tools" / "report_coverage.py"
@@ -26,15 +26,13 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """The tool, on a folder of its own and a configuration that names it."""
     config = tmp_path / "pyproject.toml"
     config.write_text(f'[tool.coverage.run]\nbranch = true\nparallel = true\ndata_file = "{tmp_path}/data"\n')
-    names: dict[str, Any] = runpy.run_path(str(TOOL))
-    main: Callable[[], int] = names["main"]
     for name, value in {"FOLDER": tmp_path, "CONFIG": config}.items():
-        monkeypatch.setitem(main.__globals__, name, value)
+        monkeypatch.setattr(report_coverage, name, value)
     monkeypatch.chdir(ROOT)
 
     def run(*arguments: str) -> int:
         monkeypatch.setattr(sys, "argv", [str(TOOL), *arguments])
-        return main()
+        return report_coverage.main()
 
     return run
 

@@ -16,7 +16,6 @@ from botocore.serialize import create_serializer
 from botocore.validate import ParamValidator
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.sqs_models import Protocol, service_model
 
 from fastness.limits import SQS_FORM_FIELDS_MAX, SQS_MALFORMED_ESCAPES_MAX
 from fastness.server.sqs import json_protocol, query_protocol
@@ -24,6 +23,7 @@ from fastness.server.sqs.batch import checked_entries
 from fastness.server.sqs.errors import COMMON_ERRORS, SqsError
 from fastness.server.sqs.model import Action
 from fastness.server.sqs.shapes import ACTIONS, ERRORS
+from tests.sqs_models import Protocol, service_model
 
 REQUEST_ID: Final = "66916324-67ca-54bb-a410-3f567a7a0571"
 NAMES: Final = sorted(ACTIONS)

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.unit.queue_calls import ack, lease, lease_one, nack, payloads, peek, put, reject, set_policy, stats
 
 from fastness.errors import (
     InvalidArgument,
@@ -24,6 +23,7 @@ from fastness.layers.sqs_work import Step
 from fastness.testing.clock import ManualClock
 from fastness.wire.queues import NewMessage, QueuePolicy
 from fastness.wire.sqs import SqsQueue, SqsSettings
+from tests.unit.queue_calls import ack, lease, lease_one, nack, payloads, peek, put, reject, set_policy, stats
 
 JOBS = QueueKey("main", "jobs")
 DEAD = QueueKey("main", "dead")

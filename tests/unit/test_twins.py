@@ -1,26 +1,14 @@
 """tools/make_twins.py, which generates the synchronous modules from the asynchronous ones."""
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+import make_twins
+
 TOOL = Path(__file__).parents[2] / "tools" / "make_twins.py"
-
-
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_twins", TOOL)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-make_twins = load()
 
 
 def twin(source: str) -> str:

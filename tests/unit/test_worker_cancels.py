@@ -1,10 +1,8 @@
 """Workers that notice that messages of running handlers are cancelled."""
 
 import asyncio
-import runpy
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,10 +16,8 @@ from fastness.handles.workers import consumers
 from fastness.handles.workers.consumers import CancelQuestions
 from fastness.limits import WORKER_CANCEL_SECONDS
 from fastness.wire.queues import AckMessages, NackMessages, ReceiveMessages, WaitForCancel
+from tests.unit.worker_fixtures import KINDS, PATIENCE_SECONDS, WorkerClock, eventually, working
 
-_shared = runpy.run_path(str(Path(__file__).with_name("worker_fixtures.py")))  # Test files cannot import each other.
-KINDS, PATIENCE_SECONDS = _shared["KINDS"], _shared["PATIENCE_SECONDS"]
-WorkerClock, eventually, working = _shared["WorkerClock"], _shared["eventually"], _shared["working"]
 NOT_RENEWED = {"extend_for_seconds": 0}  # Without renewals, only a question finds a cancel.
 
 

@@ -1,11 +1,9 @@
 """Hooks of workers, and what happens to messages when their consumer ends."""
 
 import asyncio
-import runpy
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +15,7 @@ from fastness.handles.workers import consumers
 from fastness.plane.embedded import AsyncEmbeddedTransport
 from fastness.testing.clock import ManualClock
 from fastness.wire.queues import NackMessages
-
-_shared = runpy.run_path(str(Path(__file__).with_name("worker_fixtures.py")))  # Test files cannot import each other.
-KINDS, PATIENCE_SECONDS = _shared["KINDS"], _shared["PATIENCE_SECONDS"]
-eventually, working = _shared["eventually"], _shared["working"]
+from tests.unit.worker_fixtures import KINDS, PATIENCE_SECONDS, eventually, working
 
 
 @pytest.fixture(autouse=True)

@@ -1,29 +1,16 @@
 """The key choosers of the benchmarks have the distributions of their names."""
 
-import importlib.util
 import random
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-BENCH = Path(__file__).parents[2] / "benches" / "zipfian.py"
+from benches import zipfian
+
 KEYS = 1_000
 DRAWS = 50_000
 
-
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bench_zipfian", BENCH)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-zipfian = load()
 
 Chooser = Callable[[], int]
 
