@@ -14,7 +14,7 @@ from fastness.pipeline.lake import Lake
 from fastness.pipeline.observation.runs import RunRecorder
 from fastness.pipeline.schemas import LIVE_QUEUE_MINUTES
 from tests.browser.console_pages import CHROMIUM, MARKUP, REPORT, PageLog, add_data
-from tests.end_to_end.processes import Server
+from tests.support.server_process import Server
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 import fastness
-from tests.end_to_end.processes import Server
+from tests.support.server_process import Server
 
 ENQUEUE = "messages/post_queue_enqueue"
 

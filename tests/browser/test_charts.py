@@ -13,7 +13,7 @@ from fastness.kv import Transaction
 from fastness.layers import samples
 from fastness.layers.samples import StoredSample
 from tests.browser.console_pages import PHONE, check_by_axe
-from tests.end_to_end.processes import Server
+from tests.support.server_process import Server
 
 HOURS = 23
 _OLDEST_SECONDS = 86_399  # Written as "23 h 59 min", the longest label of an axis.

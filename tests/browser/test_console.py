@@ -40,7 +40,7 @@ from tests.browser.console_pages import (
     sign_in,
     tab_to,
 )
-from tests.end_to_end.processes import Server
+from tests.support.server_process import Server
 
 # Loading and live updates.
 

@@ -21,7 +21,7 @@ from fastness.pipeline.lake import Lake
 from fastness.pipeline.observation.runs import RunRecorder
 from fastness.wire.quotas import Quota
 from tests.browser.console_pages import MARKUP, PAGES, PHONE, check_by_axe, dead_letter, open_page, sign_in
-from tests.end_to_end.processes import Server
+from tests.support.server_process import Server
 
 LISTS = {  # The pages whose empty state has a command.
     "queues": "queue put",

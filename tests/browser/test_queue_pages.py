@@ -10,7 +10,7 @@ from playwright.sync_api import Page, Route, expect
 import fastness
 from fastness import QueuePolicy
 from tests.browser.console_pages import PHONE, check_by_axe, dead_letter, sign_in
-from tests.end_to_end.processes import Server
+from tests.support.server_process import Server
 
 
 def open_queue(page: Page, server: Any, where: str) -> None:

@@ -10,8 +10,8 @@ from playwright.sync_api import Browser, FrameLocator, Page, expect
 
 from fastness.pipeline.reports.facts import collect
 from fastness.pipeline.reports.page import page as report_page
-from tests.end_to_end import processes
-from tests.pipeline import aggregates
+from tests.support import aggregates
+from tests.support.server_process import Server
 
 CHARTS = 5  # Throughput, failures, two latencies, storage.
 SLACK_MS = 60_000
@@ -125,7 +125,7 @@ def test_the_console_draws_the_charts_and_runs_no_other_script(browser: Browser,
     other = "<script>document.querySelector('h1').textContent = 'another script ran'</script>"
     without_policy = report.read_text().replace("Content-Security-Policy", "x", 1)  # Only the server's policy is left.
     (folder / "latest.html").write_text(without_policy.replace("</body>", f"{other}</body>"))
-    server = processes.Server(tmp_path, pipeline_reports=str(folder))
+    server = Server(tmp_path, pipeline_reports=str(folder))
     try:
         page = browser.new_page()
         page.goto(f"{server.url}/console#/reports")

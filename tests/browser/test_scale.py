@@ -7,7 +7,7 @@ from playwright.sync_api import Page, Response, expect
 import fastness
 from fastness import Tier
 from tests.browser.console_pages import check_by_axe, open_page
-from tests.end_to_end.processes import Server
+from tests.support.server_process import Server
 
 QUEUES = 10_000
 ANSWER_BYTES_MAX = 1 << 20

@@ -10,7 +10,7 @@ import pytest
 
 import fastness
 from fastness import AsyncPlane, Plane
-from tests.end_to_end.processes import Server
+from tests.support.server_process import Server
 
 
 class FrameworkPlane:

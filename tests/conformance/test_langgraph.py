@@ -19,7 +19,7 @@ from langgraph.store.memory import InMemoryStore
 
 import fastness
 from fastness.langgraph import FastnessSaver, FastnessStore
-from tests.end_to_end.processes import Server
+from tests.support.server_process import Server
 
 CAPABILITIES = {
     "put",

@@ -29,7 +29,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 from botocore.loaders import Loader
 
-from tests.end_to_end.processes import Server
+from tests.support.server_process import Server
 
 HERE = Path(__file__).parent
 KINDS = ("boto3", "boto3-query", "aiobotocore", "javascript")

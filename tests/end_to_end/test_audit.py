@@ -21,7 +21,7 @@ from fastness.errors import FastnessError, NotAllowed
 from fastness.wire.audit import AuditEntry, AuditPage
 from fastness.wire.catalog import NETWORK_REQUESTS
 from fastness.wire.requests import Request, permission_of
-from tests.end_to_end.processes import SECONDS_MAX, Server
+from tests.support.server_process import SECONDS_MAX, Server
 
 AUDITED = [kind for kind in NETWORK_REQUESTS if kind.operation.audited]
 

@@ -29,7 +29,7 @@ from fastness.wire.leases import AcquireLease, CheckLease, LeaseProof, ListLease
 from fastness.wire.queues import ListQueues, NewMessage, PeekMessages, PurgeQueue, PutMessages, ReceiveMessages
 from fastness.wire.states import GetState, UpdateState
 from fastness.wire.worlds import AppendEntries, ListWorlds, ReadJournal
-from tests.end_to_end.processes import SECONDS_MAX, Server
+from tests.support.server_process import SECONDS_MAX, Server
 
 SEED = 20_261_115
 MIB = 1 << 20

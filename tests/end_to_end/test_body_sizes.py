@@ -13,7 +13,7 @@ import pytest
 
 import fastness
 from fastness.errors import PayloadTooLarge
-from tests.end_to_end.processes import Server
+from tests.support.server_process import Server
 
 MOST = 1_000_000  # More than a server reads at once, so that it must add up chunks.
 JSON = "application/json"

@@ -13,7 +13,7 @@ from celery.result import GroupResult
 
 from tests.end_to_end import celery_workers
 from tests.end_to_end.celery_workers import SECONDS_MAX
-from tests.end_to_end.processes import Server, free_port
+from tests.support.server_process import Server, free_port
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from celery import chord, states
 
 from tests.end_to_end import celery_workers
 from tests.end_to_end.celery_workers import SECONDS_MAX
-from tests.end_to_end.processes import Server, free_port
+from tests.support.server_process import Server, free_port
 
 VISIBILITY_SECONDS = (
     6  # A message of a killed worker is delivered again after this; slow machines need seconds for less.

@@ -22,7 +22,7 @@ from fastness.errors import DirectoryInUse, MailboxFull
 from fastness.handles.sync.plane import Plane
 from fastness.layers.worlds import World, subspace
 from fastness.wire.mail import MailPolicy
-from tests.end_to_end.processes import Server
+from tests.support.server_process import Server
 
 FASTNESS = [sys.executable, "-m", "fastness.cli"]
 SECONDS_MAX = 60.0  # Far more than any step needs; every wait has a bound.

@@ -49,8 +49,8 @@ from fastness.wire.inboxes import Control
 from fastness.wire.leases import LeaseProof
 from fastness.wire.queues import AckMessages, NewMessage, Receipts, ReceiveMessages
 from fastness.wire.worlds import ListWorlds
-from tests.end_to_end.serving import serving
-from tests.faults.proxy import Proxy
+from tests.support.http_server import serving
+from tests.support.proxy import Proxy
 
 MEGABYTE = 1_048_576
 PATIENCE_SECONDS = 60.0  # Far more than any step needs.

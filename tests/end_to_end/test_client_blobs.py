@@ -14,8 +14,8 @@ import pytest
 import fastness
 from fastness import Plane
 from fastness.errors import BlobNotFound, InvalidArgument, InvalidValue, Unreachable
-from tests.end_to_end.serving import serving
-from tests.faults.proxy import Proxy
+from tests.support.http_server import serving
+from tests.support.proxy import Proxy
 
 MEGABYTE = 1_048_576
 PATIENCE_SECONDS = 60.0  # Far more than any step needs.

@@ -29,8 +29,8 @@ from fastness.client.session import Session
 from fastness.errors import Busy, Closed, CommitUnknown, Unsupported
 from fastness.wire.frames import PROTOCOL, REVISION, Hello, Reply, decode_calls, encode
 from fastness.wire.states import FoundState
-from tests.end_to_end.serving import serving
-from tests.faults.proxy import Proxy
+from tests.support.http_server import serving
+from tests.support.proxy import Proxy
 
 PATIENCE_SECONDS = 30.0  # Far more than any step needs.
 TRACED_FILES = {module.__file__ for module in (blocking_connection, blocking_socket, session)}

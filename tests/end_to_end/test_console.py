@@ -39,7 +39,7 @@ from fastness.server.console.samples import Samples
 from fastness.server.context import ServerContext
 from fastness.server.metrics import Metrics
 from fastness.wire.queues import QueueStats
-from tests.end_to_end.processes import Server
+from tests.support.server_process import Server
 
 STATIC = Path(files.__file__).with_name("static")
 LINES_MAX = 100

@@ -25,7 +25,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from fastness.server.settings import Settings
-from tests.end_to_end.processes import free_port
+from tests.support.server_process import free_port
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", "docs/tour.md"]

@@ -53,7 +53,7 @@ from fastness.runtime.publishing import discard
 from fastness.server.encryption_metrics import EncryptionMetrics
 from fastness.wire.inboxes import Timer
 from fastness.wire.queues import NewMessage
-from tests.end_to_end.serving import serving
+from tests.support.http_server import serving
 
 SECRET = "SECRET-MARKER-7F3A"
 EVERYTHING = prefix_range(b"")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.processes import Server
+from tests.support.server_process import Server
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "jobs"
 SECONDS_MAX = 60.0

@@ -10,7 +10,7 @@ from typing import Any
 
 import fastness
 from fastness.layers import samples
-from tests.end_to_end.processes import SECONDS_MAX, Server
+from tests.support.server_process import SECONDS_MAX, Server
 
 
 def ask(server: Any, query: str, token: str) -> tuple[int, Any]:

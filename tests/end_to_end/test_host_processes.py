@@ -14,7 +14,7 @@ import pytest
 
 import fastness
 from fastness import Plane, Program
-from tests.end_to_end.processes import Server
+from tests.support.server_process import Server
 
 SECONDS_MAX = 60.0  # Bounds every wait; far longer than any step takes.
 LEASE_SECONDS = "1"

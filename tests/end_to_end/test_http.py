@@ -19,7 +19,7 @@ from websockets.sync.client import connect
 from fastness.wire.problems import Problem
 from fastness.wire.queues import AckMessages, MessageLease, NewMessage, Outcomes, PutMessages, Receipts
 from tests.end_to_end.http_helpers import lease, read_all, receive
-from tests.end_to_end.serving import serving
+from tests.support.http_server import serving
 
 MEGABYTE = 1_048_576
 _names = count()

@@ -11,7 +11,7 @@ import pytest
 import fastness
 from fastness.errors import MailboxFull, MailboxTaken, SenderBlocked
 from fastness.wire.mail import MailPolicy
-from tests.end_to_end.serving import serving
+from tests.support.http_server import serving
 
 _names = count()
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.end_to_end.http_helpers import EventLines, lease, multipart, parts_of, receive
-from tests.end_to_end.serving import serving
+from tests.support.http_server import serving
 
 MEGABYTE = 1_048_576
 LEASE = f"{'0' * 32}-1-{'0' * 34}"

@@ -14,7 +14,7 @@ import fastness
 from fastness.errors import NotEmbedded
 from fastness.kv.formats import FORMAT
 from fastness.server.http.routes import ENDPOINTS
-from tests.end_to_end.serving import serving
+from tests.support.http_server import serving
 
 MEGABYTE = 1_048_576
 _names = count()

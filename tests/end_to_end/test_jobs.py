@@ -11,7 +11,7 @@ import fastness
 from fastness import AsyncPlane, NewMessage, QueuePolicy
 from fastness.errors import MessageCancelled, MessageFailed
 from fastness.wire.queues import WaitForCancel
-from tests.end_to_end.serving import serving
+from tests.support.http_server import serving
 
 
 @contextmanager

@@ -25,7 +25,7 @@ import pytest
 import fastness
 from fastness.wire.frames import PROTOCOL, Call, Hello, encode
 from fastness.wire.queues import PeekMessages
-from tests.end_to_end.processes import SECONDS_MAX, Server
+from tests.support.server_process import SECONDS_MAX, Server
 
 DEADLINE_SECONDS = 300.0  # Bounds every wait; far longer than any step takes.
 MIB = 1 << 20

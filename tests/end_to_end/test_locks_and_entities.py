@@ -18,7 +18,7 @@ import fastness
 from fastness import Plane
 from fastness.errors import FastnessError
 from fastness.wire.locks import ListLockSessions, LockSessionInfo
-from tests.end_to_end.processes import Server
+from tests.support.server_process import Server
 
 ROOT = Path(__file__).parents[2]
 SECONDS_MAX = 60.0  # Bounds every wait; far longer than any step takes.

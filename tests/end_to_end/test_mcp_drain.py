@@ -10,7 +10,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
 import fastness
-from tests.end_to_end.processes import Server
+from tests.support.server_process import Server
 
 AGENTS: Final = 20
 MESSAGES: Final = 1_000

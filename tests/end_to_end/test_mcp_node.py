@@ -15,7 +15,7 @@ import pytest
 import fastness
 from fastness.mcp.exposing import expose
 from fastness.mcp.tasks import task_of
-from tests.end_to_end.processes import SECONDS_MAX, Server
+from tests.support.server_process import SECONDS_MAX, Server
 
 HERE = Path(__file__).parent
 WIDTH = {"type": "object", "properties": {"width": {"type": "integer"}}, "required": ["width"]}

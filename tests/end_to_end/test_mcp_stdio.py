@@ -15,7 +15,7 @@ import pytest
 from mcp import Client, StdioServerParameters
 
 import fastness
-from tests.end_to_end.processes import Server
+from tests.support.server_process import Server
 
 SECONDS_MAX: Final = 60.0  # Bounds every wait; far longer than any step takes.
 _MODES: Final = {"2025-11-25": "legacy", "2026-07-28": "auto"}

@@ -18,8 +18,8 @@ from mcp.shared.exceptions import MCPError
 import fastness
 from fastness.mcp.exposing import expose
 from fastness.mcp.tasks import InputNeeded, task_of
-from tests.end_to_end.mcp_task_client import TaskClient, TaskExtension
-from tests.end_to_end.processes import SECONDS_MAX, Server
+from tests.support.mcp_task_client import TaskClient, TaskExtension
+from tests.support.server_process import SECONDS_MAX, Server
 
 REVISIONS = ("2025-11-25", "2026-07-28")
 WIDTH = {"type": "object", "properties": {"width": {"type": "integer"}}, "required": ["width"]}

@@ -20,7 +20,7 @@ from fastness.layers.queues import QueueKey
 from fastness.limits import NODE_GONE_SECONDS
 from fastness.testing.clock import ManualClock
 from fastness.wire.queues import NewMessage
-from tests.end_to_end.processes import SECONDS_MAX, Server
+from tests.support.server_process import SECONDS_MAX, Server
 
 Found = TypeVar("Found")
 JOBS = QueueKey("main", "jobs")

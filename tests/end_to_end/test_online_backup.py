@@ -19,8 +19,8 @@ import fastness
 from fastness.cli import exit_codes
 from fastness.cli.main import root
 from fastness.errors import NotAllowed
-from tests.end_to_end.processes import Server
-from tests.faults.proxy import Proxy
+from tests.support.proxy import Proxy
+from tests.support.server_process import Server
 
 LARGE = b"large" * 10_000
 Cli = Callable[..., Result]

@@ -18,7 +18,7 @@ from fastness.server.app import make_app
 from fastness.server.context import ServerContext
 from fastness.server.http.routes import ENDPOINTS
 from fastness.server.openapi import document
-from tests.end_to_end.serving import serving
+from tests.support.http_server import serving
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = document(ENDPOINTS)

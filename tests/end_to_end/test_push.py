@@ -28,8 +28,8 @@ from fastness.errors import (
     SenderMismatch,
     Unreachable,
 )
-from tests.end_to_end.processes import Server
-from tests.faults.proxy import Proxy
+from tests.support.proxy import Proxy
+from tests.support.server_process import Server
 
 SECONDS_MAX = 60.0
 UNLIMITED = {"ingress_pushes_per_minute": 0}

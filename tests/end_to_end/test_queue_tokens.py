@@ -10,7 +10,7 @@ import pytest
 import fastness
 from fastness import QueuePolicy
 from fastness.errors import NotAllowed
-from tests.end_to_end.processes import SECONDS_MAX, Server
+from tests.support.server_process import SECONDS_MAX, Server
 
 
 @pytest.fixture(scope="module")

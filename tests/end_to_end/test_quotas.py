@@ -15,8 +15,8 @@ import pytest
 import fastness
 from fastness import Plane, Quota
 from fastness.errors import NotAllowed, QuotaExceeded
-from tests.end_to_end.processes import SECONDS_MAX, Server
-from tests.end_to_end.relay_client import Agent, Refused
+from tests.support.relay_client import Agent, Refused
+from tests.support.server_process import SECONDS_MAX, Server
 
 
 @pytest.fixture

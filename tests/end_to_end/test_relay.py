@@ -20,9 +20,9 @@ import fastness
 from fastness import Plane
 from fastness.limits import FRAME_BYTES_MAX, MAIL_BYTES_MAX, RELAY_FRAMES_MAX
 from fastness.wire.mail import MailPolicy, NewMail, SetMailPolicy
-from tests.end_to_end.processes import Server
-from tests.end_to_end.relay_client import Agent, Refused, base64url, to_sign
-from tests.end_to_end.serving import serving
+from tests.support.http_server import serving
+from tests.support.relay_client import Agent, Refused, base64url, to_sign
+from tests.support.server_process import Server
 
 SECONDS_MAX = 60.0  # Bounds every wait.
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import fastness
-from tests.end_to_end.processes import Server
+from tests.support.server_process import Server
 
 UNLIMITED = {"ingress_pushes_per_minute": 0, "ingress_agent": "bob"}
 BURST = 20_000

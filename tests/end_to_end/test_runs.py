@@ -17,7 +17,7 @@ from fastness.wire.atomic import CommitAtomic
 from fastness.wire.canonical import canonical
 from fastness.wire.hosting import ClaimWorlds, CommitTurn
 from fastness.wire.runs import UpdateRun
-from tests.end_to_end.serving import serving
+from tests.support.http_server import serving
 
 SECONDS_MAX = 60.0
 

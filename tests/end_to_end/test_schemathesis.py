@@ -25,7 +25,7 @@ from schemathesis.specs.openapi import checks
 from fastness import PutRow
 from fastness.server.http.routes import ENDPOINTS
 from fastness.server.openapi import document
-from tests.end_to_end.processes import Server
+from tests.support.server_process import Server
 
 DOCUMENT = document(ENDPOINTS)
 OPERATIONS = [

@@ -15,7 +15,7 @@ from botocore.config import Config
 
 from fastness.handles.sync.plane import Plane
 from fastness.wire.queues import QueuePolicy
-from tests.end_to_end.processes import Server
+from tests.support.server_process import Server
 
 MEBIBYTE = 1_048_576
 TYPED = {

@@ -17,7 +17,7 @@ from botocore.config import Config
 from fastness.errors import InvalidArgument
 from fastness.server.serving import serve
 from fastness.server.settings import Settings
-from tests.end_to_end.processes import SECONDS_MAX, Server
+from tests.support.server_process import SECONDS_MAX, Server
 
 ONE_ATTEMPT: Final = Config(retries={"total_max_attempts": 1})
 

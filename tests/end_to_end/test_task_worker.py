@@ -15,7 +15,7 @@ import pytest
 
 from fastness import Plane
 from fastness.errors import MessageCancelled
-from tests.end_to_end.processes import Server
+from tests.support.server_process import Server
 
 SECONDS_MAX = 60.0  # Bounds every wait; far longer than any step takes.
 

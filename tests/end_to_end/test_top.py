@@ -22,7 +22,7 @@ import fastness
 from fastness import Quota
 from fastness.cli.main import root
 from fastness.wire.queues import NewMessage
-from tests.end_to_end.processes import SECONDS_MAX, Server
+from tests.support.server_process import SECONDS_MAX, Server
 
 FASTNESS = [sys.executable, "-W", "error", "-m", "fastness.cli"]
 ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07|[=>()][0-9A-B]?)")

@@ -15,7 +15,7 @@ from fastness.errors import NotAllowed, SendRefused
 from fastness.tasks.planes import async_plane_of
 from fastness.wire.atomic import CommitAtomic
 from fastness.wire.hosting import SendToWorld, SetSendPolicy
-from tests.end_to_end.processes import Server
+from tests.support.server_process import Server
 
 HOST_VERBS = "hosting:claim,hosting:commit,hosting:fail,hosting:renew,hosting:release,hosting:send,world:*,blob:*"
 

@@ -21,7 +21,7 @@ import psycopg
 
 import fastness
 from fastness import Plane
-from tests.faults.proxy import Proxy
+from tests.support.proxy import Proxy
 
 READY_SECONDS_MAX = 60.0  # How long a server may take to start; far more than it does.
 PATIENCES = {"patient": 30.0, "impatient": 0.2}  # How long a client waits for a server that is unreachable.

@@ -18,7 +18,7 @@ from fastness.backends.rocksdb import RocksDatabase
 from fastness.errors import Backend, CommitUnknown, DatabaseFailed, DiskFull
 from fastness.kv import Transaction
 from fastness.tiers import Tier
-from tests.end_to_end.processes import Server
+from tests.support.server_process import Server
 
 FILLING = """
 import resource, signal, sys

@@ -22,8 +22,8 @@ from fastness.backends.postgres.connections import connection_parameters
 from fastness.errors import CommitUnknown, FastnessError, InvalidArgument, Unreachable
 from fastness.kv import Transaction
 from fastness.tiers import Tier
-from tests.end_to_end.processes import Server
 from tests.faults.postgres_pair import postgres_pair, until
+from tests.support.server_process import Server
 
 DEADLINE_SECONDS = 120.0  # A generous deadline for what the tests wait for.
 WRITERS = 4

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 
-from tests.end_to_end.processes import Server
 from tests.faults import langgraph_child
+from tests.support.server_process import Server
 
 CHILD = Path(__file__).with_name("langgraph_child.py")
 

@@ -23,8 +23,8 @@ from fastness.errors import Busy, CommitUnknown, FastnessError, InvalidArgument,
 from fastness.wire.frames import PROTOCOL, REVISION, Hello, Reply, decode_calls, encode
 from fastness.wire.problems import problem_of
 from fastness.wire.queues import NewMessage, PutMessages
-from tests.end_to_end.serving import serving
-from tests.faults.proxy import Proxy
+from tests.support.http_server import serving
+from tests.support.proxy import Proxy
 
 DEADLINE_SECONDS = 60.0
 

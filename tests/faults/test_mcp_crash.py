@@ -16,8 +16,8 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
 import fastness
-from tests.end_to_end.mcp_task_client import TaskClient, TaskExtension
-from tests.end_to_end.processes import SECONDS_MAX, Server
+from tests.support.mcp_task_client import TaskClient, TaskExtension
+from tests.support.server_process import SECONDS_MAX, Server
 
 HERE = Path(__file__).parent
 REVISIONS = ("2025-11-25", "2026-07-28")

@@ -20,7 +20,7 @@ from fastness.kv import Database
 from fastness.layers.migrations import BEGIN, END
 from fastness.runtime.maintenance.migrations import _pairs_of
 from fastness.testing.clock import ManualClock
-from tests.populated import everything, populate
+from tests.support.populated import everything, populate
 
 KILLS = 3
 # The command with small batches. It prints each step and kills itself after one of them, which is more exact than a

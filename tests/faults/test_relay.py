@@ -14,9 +14,9 @@ import websockets
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fastness.wire.mail import NewMail
-from tests.end_to_end.processes import Server
-from tests.end_to_end.relay_client import Agent, Refused
-from tests.faults.proxy import Proxy
+from tests.support.proxy import Proxy
+from tests.support.relay_client import Agent, Refused
+from tests.support.server_process import Server
 
 DEADLINE_SECONDS = 60.0  # Far longer than any test takes.
 HOST = "relay.test"  # The same name for every server, so that one can replace another.

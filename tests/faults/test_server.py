@@ -27,8 +27,8 @@ from fastness.errors import CommitUnknown, FastnessError
 from fastness.limits import FRAME_BYTES_MAX
 from fastness.wire.frames import PROTOCOL, Call, Hello, encode
 from fastness.wire.queues import NewMessage, PeekMessages, PutMessages, ReceiveMessages
-from tests.end_to_end.serving import serving
-from tests.faults.proxy import Proxy
+from tests.support.http_server import serving
+from tests.support.proxy import Proxy
 
 WAIT = ReceiveMessages("waiting", "stalled", wait_seconds=600)
 DEADLINE_SECONDS = 60.0  # Bounds every wait; far longer than any step takes.

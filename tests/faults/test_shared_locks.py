@@ -20,7 +20,7 @@ import pytest
 import fastness
 from fastness import Plane
 from fastness.errors import Fenced, LeaseExpired
-from tests.end_to_end.serving import serving
+from tests.support.http_server import serving
 
 ROOT = Path(__file__).parents[2]
 ROW = ["record_id", "task/1"]

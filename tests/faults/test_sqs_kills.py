@@ -20,7 +20,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError, EndpointConnectionError, HTTPClientError
 
-from tests.end_to_end.processes import SECONDS_MAX, Server
+from tests.support.server_process import SECONDS_MAX, Server
 
 VISIBILITY_SECONDS = "3600"  # No message comes back while a server starts, however long that takes.
 KILLS = pytest.mark.parametrize("kills", [4, pytest.param(200, marks=pytest.mark.nightly)])

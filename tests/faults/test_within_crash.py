@@ -27,8 +27,8 @@ import pytest
 
 import fastness
 from fastness.errors import FastnessError
-from tests.end_to_end.processes import Server, free_port
 from tests.faults.within_child import QUEUES
+from tests.support.server_process import Server, free_port
 
 CHILD = Path(__file__).parent / "within_child.py"
 DEADLINE_SECONDS = 120.0  # For everything to be delivered, once the applications have ended.

@@ -13,7 +13,7 @@ import pytest
 
 import fastness
 from fastness import Plane, QueuePolicy
-from tests.end_to_end.serving import serving
+from tests.support.http_server import serving
 
 HERE = Path(__file__).parent
 DEADLINE_SECONDS = 60.0  # Bounds every wait; far longer than any step takes.

@@ -16,7 +16,7 @@ import msgspec
 import fastness
 from fastness.kv.formats import FORMAT
 from fastness.testing.clock import ManualClock
-from tests.populated import everything, populate, use
+from tests.support.populated import everything, populate, use
 
 FOLDER = Path(__file__).parent
 PLANE = FOLDER / f"plane-format-{FORMAT}.tar.xz"

@@ -22,8 +22,8 @@ from fastness.pipeline.jobs import audit, ingest
 from fastness.pipeline.lake import Lake
 from fastness.pipeline.schemas import JOURNAL, UNREACHABLE, WORLD_STATE
 from fastness.wire.canonical import canonical
-from tests.end_to_end.serving import serving
 from tests.pipeline import planes
+from tests.support.http_server import serving
 
 
 def config_of(tmp_path: Path, reducer: str | None = planes.CHAIN) -> Config:

@@ -23,9 +23,9 @@ from fastness.cli.main import root
 from fastness.cli.pipeline_runs import _cause
 from fastness.pipeline import jobs
 from fastness.pipeline.config import Config
-from tests.end_to_end import processes
-from tests.end_to_end.test_serving import certificates
 from tests.pipeline import planes
+from tests.support.certificates import certificates
+from tests.support.server_process import Server
 
 Cli = Callable[..., Result]
 FASTNESS = [sys.executable, "-m", "fastness.cli"]
@@ -126,9 +126,7 @@ def test_jobs_use_certificates_for_a_tls_server(
     pem = certificates(tmp_path)
     rows = tmp_path / "jobs.jsonl"
     rows.write_text('{"id": 1}\n{"id": 2}\n')
-    server = processes.Server(
-        tmp_path, tls_cert=pem["server_cert"], tls_key=pem["server_key"], tls_client_ca=pem["ca_cert"]
-    )
+    server = Server(tmp_path, tls_cert=pem["server_cert"], tls_key=pem["server_key"], tls_client_ca=pem["ca_cert"])
     try:
         known = ("--ca", "ca-cert.pem", "--cert", "client-cert.pem")  # Relative to the working directory.
         words = ("ingest", "--data", server.url, "--lake", str(tmp_path / "lake"), "--json", "--patience", "1")

@@ -25,8 +25,8 @@ from fastness.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, SEGMENT
 from fastness.pipeline.views import View, manifests, open_view
 from fastness.runtime.activity import format as log_format
 from fastness.testing.clock import ManualClock
-from tests.end_to_end.serving import serving
 from tests.pipeline import planes
+from tests.support.http_server import serving
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from fastness.errors import InvalidArgument, InvalidName
 from fastness.pipeline import jobs
 from fastness.pipeline.config import Config, JobResult
 from fastness.pipeline.jobs import load
-from tests.end_to_end.serving import serving
 from tests.pipeline import planes
+from tests.support.http_server import serving
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ from fastness.pipeline.source.readers import StreamReader
 from fastness.pipeline.source.selections import COLUMNS, OPTIONS
 from fastness.pipeline.source.writers import BatchWriter, parse_load
 from fastness.pipeline.views import open_view
-from tests.end_to_end.serving import serving
 from tests.pipeline import planes
+from tests.support.http_server import serving
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from fastness.pipeline.reports.facts import Facts, collect
 from fastness.pipeline.reports.page import page
 from fastness.pipeline.schemas import TABLES
 from fastness.server.console.report_scripts import scripts
-from tests.pipeline import aggregates
+from tests.support import aggregates
 
 NOW, EVIL, rows_of = aggregates.NOW, aggregates.EVIL, aggregates.rows_of
 

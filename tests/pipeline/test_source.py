@@ -16,8 +16,8 @@ from pyspark.testing import assertDataFrameEqual
 import fastness
 from fastness.pipeline.source import FastnessSource
 from fastness.wire.queues import QueuePolicy
-from tests.end_to_end.serving import serving
 from tests.pipeline import planes
+from tests.support.http_server import serving
 
 
 @pytest.fixture(scope="module")

@@ -55,8 +55,8 @@ from fastness.pipeline.views import View, manifests, open_view
 from fastness.pipeline.views import server as server_views
 from fastness.runtime.activity import rotation
 from fastness.wire.backups import BackupFile
-from tests.end_to_end.serving import serving
 from tests.pipeline import planes
+from tests.support.http_server import serving
 
 WAIT_SECONDS = 60
 BLOB = os.urandom(200_000)

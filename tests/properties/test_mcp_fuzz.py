@@ -22,7 +22,7 @@ from fastness.mcp.exposed_tools import ExposedTool, row_of
 from fastness.mcp.exposing import expose
 from fastness.mcp.task_protocols import EXTENSION
 from fastness.mcp.tools import TOOLS
-from tests.end_to_end.processes import SECONDS_MAX, Server
+from tests.support.server_process import SECONDS_MAX, Server
 
 Json = Any
 LEGACY, MODERN = "2025-11-25", "2026-07-28"

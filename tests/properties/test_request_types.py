@@ -24,7 +24,7 @@ from fastness.wire.leases import LeaseProof
 from fastness.wire.queues import MessageLease, NewMessage, PutMessages, QueuePolicy
 from fastness.wire.requests import Request
 from fastness.wire.type_checks import check_types, refusal_of
-from tests.end_to_end.serving import serving
+from tests.support.http_server import serving
 
 SCALARS: dict[Any, Any] = {str: "a", int: 1, float: 1.5, bool: True, bytes: b"a"}
 

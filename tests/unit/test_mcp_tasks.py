@@ -22,7 +22,7 @@ from fastness.mcp.durable_tasks import TaskView
 from fastness.mcp.exposing import conceal, expose, expose_async, exposed
 from fastness.mcp.task_rows import Question
 from fastness.mcp.tasks import InputNeeded, task_of
-from tests.end_to_end.mcp_task_client import EXTENSION, TaskClient, TaskExtension
+from tests.support.mcp_task_client import EXTENSION, TaskClient, TaskExtension
 
 REVISIONS: Final = ("2025-11-25", "2026-07-28")
 WIDTH: Final = {

@@ -48,7 +48,7 @@ from fastness.runtime.maintenance import migrations as moving
 from fastness.runtime.maintenance.migrations import Migrator, PlaneStores
 from fastness.testing.clock import ManualClock
 from fastness.tiers import Tier
-from tests.populated import LARGE, everything, populate, use
+from tests.support.populated import LARGE, everything, populate, use
 
 Cli = Callable[..., Result]
 _buckets = count()

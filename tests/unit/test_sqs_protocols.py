@@ -23,7 +23,7 @@ from fastness.server.sqs.batch import checked_entries
 from fastness.server.sqs.errors import COMMON_ERRORS, SqsError
 from fastness.server.sqs.model import Action
 from fastness.server.sqs.shapes import ACTIONS, ERRORS
-from tests.sqs_models import Protocol, service_model
+from tests.unit.sqs_models import Protocol, service_model
 
 REQUEST_ID: Final = "66916324-67ca-54bb-a410-3f567a7a0571"
 NAMES: Final = sorted(ACTIONS)

@@ -1,4 +1,4 @@
-"""A server process for tests: `server_child.py URL OPTIONS`. Prints its port; SIGUSR1 makes it drain."""
+"""A server process for tests: `http_server_child.py URL OPTIONS`. Prints its port; SIGUSR1 makes it drain."""
 
 import asyncio
 import signal

@@ -13,7 +13,7 @@ from email.message import Message
 from pathlib import Path
 from typing import Any
 
-CHILD = Path(__file__).with_name("server_child.py")
+CHILD = Path(__file__).with_name("http_server_child.py")
 
 
 class Answer:
