@@ -17,7 +17,19 @@ import grimp
 ROOT: Final = Path(__file__).resolve().parents[2]
 HUBS: Final = ("cli", "demo", "opening", "pipeline", "plane", "server", "testing")
 IMPORTS_UP: Final = 2
-COMMON_WORDS: Final = {"fastness", "layers", "wire", "handles", "sync", "runtime", "plane", "server", "client", "http", "init"}
+COMMON_WORDS: Final = {
+    "fastness",
+    "layers",
+    "wire",
+    "handles",
+    "sync",
+    "runtime",
+    "plane",
+    "server",
+    "client",
+    "http",
+    "init",
+}
 
 
 def changed_files(since: str) -> list[str]:

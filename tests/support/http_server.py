@@ -6,12 +6,13 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from email.message import Message
 from pathlib import Path
 from typing import Any
+
+from tests.support.forked import start_python
 
 CHILD = Path(__file__).with_name("http_server_child.py")
 
@@ -97,9 +98,7 @@ class Server:
 @contextmanager
 def serving(url: str = "memory:", **options: Any) -> Iterator[Server]:
     """A server over the plane at `url`; `options` are those of `HttpLimits`, and `tokens`."""
-    process = subprocess.Popen(
-        [sys.executable, "-W", "error", str(CHILD), url, json.dumps(options)], stdout=subprocess.PIPE, text=True
-    )
+    process = start_python([CHILD, url, json.dumps(options)], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()

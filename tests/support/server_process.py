@@ -8,7 +8,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -22,6 +21,7 @@ from websockets.sync.client import connect as connect_stream
 
 from fastness.client.transport import RemoteTransport
 from fastness.handles.sync.plane import Plane
+from tests.support.forked import start_python
 
 CHILD = """
 import json, resource, sys
@@ -68,9 +68,8 @@ class Server:
         settings = {"data": self.data, "port": 0, "log_format": "json", **flags}
         environment = {name: value for name, value in os.environ.items() if not name.startswith("FASTNESS_")}
         with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-W", "error", "-c", before + CHILD, json.dumps(settings)]
-                + [json.dumps(each or {}) for each in (limits, process)],
+            self.process = start_python(
+                ["-c", before + CHILD, *(json.dumps(each or {}) for each in (settings, limits, process))],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
