@@ -17,19 +17,7 @@ import grimp
 ROOT: Final = Path(__file__).resolve().parents[2]
 HUBS: Final = ("cli", "demo", "opening", "pipeline", "plane", "server", "testing")
 IMPORTS_UP: Final = 2
-COMMON_WORDS: Final = {
-    "fastness",
-    "layers",
-    "wire",
-    "handles",
-    "sync",
-    "runtime",
-    "plane",
-    "server",
-    "client",
-    "http",
-    "init",
-}
+COMMON: Final = "fastness.layers.wire.handles.sync.runtime.plane.server.client.http"
 
 
 def changed_files(since: str) -> list[str]:
@@ -45,7 +33,7 @@ def tests_of(changed: Iterable[str]) -> list[str]:
     sources = {name for file in changed if (name := _module(file, "src")) is not None}
     reached = _above(sources) | {Path(file).stem for file in changed if file.startswith("tools/")}
     reached |= {name for file in changed if (name := _module(file, "")) is not None}
-    words = {word for name in sources for word in _words(name)} - COMMON_WORDS
+    words = {word for name in sources for word in _words(name)} - set(_words(COMMON))
     chosen = []
     for file in sorted((ROOT / "tests").rglob("test_*.py")):
         relative = str(file.relative_to(ROOT))
