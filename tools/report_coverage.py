@@ -1,4 +1,4 @@
-"""Report what `make test` has measured with coverage.py, by package.
+"""Report what `make coverage` has measured with coverage.py, by package.
 
     python tools/report_coverage.py            the table, and build/coverage/coverage.json and coverage.xml for tools
     python tools/report_coverage.py --lines    also the lines and branches that no test has run
@@ -110,7 +110,7 @@ def too_low(packages: dict[str, Counts]) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Report what `make test` has measured, by package.")
+    parser = argparse.ArgumentParser(description="Report what `make coverage` has measured, by package.")
     parser.add_argument("--lines", action="store_true", help="also list the lines and branches that no test has run")
     arguments = parser.parse_args()
     measured = coverage.Coverage(config_file=str(CONFIG))
