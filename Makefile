@@ -29,21 +29,9 @@ setup: .venv/.setup
 	$(PIP) $(PART)
 	@touch $@
 
+# Some checks only: python tools/lint.py mypy ruff
 lint: .venv/.lint
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/python tools/make_twins.py --check
-	$(BIN)/python tools/make_reference.py --check
-	$(BIN)/python tools/make_manual.py --check
-	$(BIN)/python tools/make_dashboard.py --check
-	$(BIN)/python tools/make_api_examples.py --check
-	$(BIN)/python tools/make_sqs_shapes.py --check
-	$(BIN)/python tools/check_links.py
-	$(BIN)/python tools/check_names.py
-	$(BIN)/python tools/vendor.py --check
-	$(BIN)/mypy
-	$(BIN)/python tools/check_documents.py
-	$(BIN)/lint-imports
+	$(BIN)/python tools/lint.py
 
 format: .venv/.lint
 	$(BIN)/ruff check --fix .
