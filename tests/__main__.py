@@ -38,6 +38,7 @@ IMPORTS: Final = (
     "fastness.server.serving",
     "fastness.testing",
 )
+NO_TESTS: Final = 5  # The exit code of pytest when all tests of a list are deselected.
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 
@@ -191,7 +192,10 @@ class Run:
         if result.exists():
             outcome = Outcome(**{name: _loaded(value) for name, value in json.loads(result.read_text()).items()})
         else:
-            outcome = Outcome(Counter(errors=1), failures=ended.files)
+            outcome = Outcome()
+        if code not in (0, NO_TESTS) and not outcome.failures:  # It ended early, or an argument is wrong.
+            outcome.counts["errors"] += 1
+            outcome.failures = ended.files
         for name, value in vars(outcome).items():
             vars(self.total)[name] += value
         names = f"{ended.files[0]} and {len(ended.files) - 1} more" if ended.files[1:] else ended.files[0]
@@ -273,7 +277,7 @@ def main(arguments: list[str]) -> int:
         print(f"{len(files)} files of tests can be reached by what changed since {given.changed}.")
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1)  # What a test leaves behind becomes a child of this process.
-    folder = Path(tempfile.mkdtemp(prefix="fastness-tests-"))
+    folder = Path(tempfile.mkdtemp(prefix="fastness-"))
     folder.chmod(0o755)
     run = Run(given, folder)
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

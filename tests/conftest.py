@@ -82,6 +82,14 @@ def postgres_server() -> Iterator[str]:
     server.close()
 
 
+@pytest.fixture
+def own_postgres_url() -> Iterator[str]:
+    """The URL of a PostgreSQL server that only this test uses, so that it may kill it."""
+    server = PostgresServer(**THROWAWAY)
+    yield server.url
+    server.close()
+
+
 @pytest.fixture(scope="session")
 def _spare_databases() -> list[str]:
     """The names of empty databases that no test uses: to empty one takes a tenth of the time of creating one."""

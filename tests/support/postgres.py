@@ -26,7 +26,7 @@ class PostgresServer:
     """A server on a socket in its own folder. It ends with this process, however that ends."""
 
     def __init__(self, **settings: str | int) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="fastness-pg-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="pg-"))
         self.folder.chmod(0o755)
         if SYSTEM_USER is not None:
             create_system_user()

@@ -56,9 +56,10 @@ def folder() -> Iterator[Path]:
 @contextmanager
 def run(folder: Path, **tests: str) -> Iterator["subprocess.Popen[str]"]:
     """A run of these test files."""
+    (folder / "conftest.py").write_text("from tests.conftest import pytest_addoption, pytest_collection_modifyitems")
     for name, text in tests.items():
         (folder / f"test_{name}.py").write_text(text)
-    temporary = folder / "temporary"
+    temporary = folder / "tmp"
     temporary.mkdir()
     environment = {**os.environ, "TMPDIR": str(temporary), "STARTED": str(folder / "started")}
     command = [sys.executable, "-m", "tests", str(folder)]
@@ -71,7 +72,7 @@ def run(folder: Path, **tests: str) -> Iterator["subprocess.Popen[str]"]:
 
 def left_behind(folder: Path) -> list[str]:
     """The processes with this folder in their environment or command, and what is in the folder for temporary files."""
-    found = [str(path) for path in (folder / "temporary").iterdir()]
+    found = [str(path) for path in (folder / "tmp").iterdir()]
     for process in Path("/proc").glob("[0-9]*"):
         try:
             text = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
@@ -94,7 +95,7 @@ def test_a_run_ends_with_what_passed_failed_and_was_skipped_and_why(folder: Path
     assert left_behind(folder) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.thorough)])
 def test_an_interrupted_run_leaves_nothing_behind(folder: Path, number: signal.Signals) -> None:
     with run(folder, outcomes=OUTCOMES, hangs=HANGS) as process:
         eventually((folder / "started").exists, "the test has started its child")
