@@ -3,9 +3,8 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import nullcontext
-from enum import Enum, IntEnum, StrEnum
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from enum import IntEnum, StrEnum
+from typing import Any, Literal, get_origin
 
 import msgspec
 import pytest
@@ -25,34 +24,7 @@ from fastness.wire.queues import MessageLease, NewMessage, PutMessages, QueuePol
 from fastness.wire.requests import Request
 from fastness.wire.type_checks import check_types, refusal_of
 from tests.support.http_server import serving
-
-SCALARS: dict[Any, Any] = {str: "a", int: 1, float: 1.5, bool: True, bytes: b"a"}
-
-
-def options_of(kind: Any) -> tuple[Any, ...]:
-    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-
-
-def right(kind: Any) -> Any:
-    """A value of a type."""
-    kind = options_of(kind)[0]
-    origin, args = get_origin(kind), get_args(kind)
-    if kind in SCALARS:
-        return SCALARS[kind]
-    if origin is Literal:
-        return args[0]
-    if origin in (list, dict):
-        return origin()
-    if origin is tuple:
-        return () if args[-1] is ... else tuple(map(right, args))
-    if issubclass(kind, Enum):
-        return next(iter(kind))
-    return filled(kind)
-
-
-def filled(kind: type[msgspec.Struct]) -> Any:
-    """A struct whose required fields have values of their types."""
-    return kind(**{each.name: right(each.type) for each in msgspec.structs.fields(kind) if each.required})
+from tests.support.request_values import SCALARS, filled, options_of
 
 
 def wrong(kind: Any) -> Any:

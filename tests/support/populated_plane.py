@@ -377,3 +377,11 @@ READS: dict[type[Request[Any]], Make] = {
     ShowIngress: lambda _: ShowIngress(),
     GetUsage: lambda _: GetUsage("main"),
 }
+
+
+def request_of(populated: PopulatedPlane, kind: type[Request[Any]]) -> Request[Any] | None:
+    """A request of a class that can be executed; None if there is none above."""
+    if kind in WRITES:
+        return WRITES[kind](populated)[0]
+    make = REPEATABLES.get(kind) or READS.get(kind)
+    return None if make is None else make(populated)

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, It
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Final, Protocol, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import msgspec
 
@@ -28,6 +28,7 @@ from fastness.errors import (
     Unreachable,
 )
 from fastness.limits import BLOB_PART_BYTES, CALL_KEY_PERIOD_SECONDS
+from fastness.names import checked_name
 from fastness.wire.answers import decoder_of
 from fastness.wire.blobs import OpenBlob, Stored, WriteBlob
 from fastness.wire.problems import Problem, error_of
@@ -141,7 +142,9 @@ def _split(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _upload(server: Server, request: WriteBlob, parts: Iterator[bytes]) -> Stored:
-    request_headers = headers(server, X_Fastness_Universe=request.universe, Content_Type="application/octet-stream")
+    request_headers = headers(
+        server, X_Fastness_Universe=checked_name("universe", request.universe), Content_Type="application/octet-stream"
+    )
     target = "/v1/blobs" if request.pinned else "/v1/blobs?pinned=false"
     connection = connect(server)
     failures: list[Exception] = []
@@ -244,7 +247,9 @@ class Download:
 
     def _open(self) -> http.client.HTTPResponse:
         """Request the rest of the blob."""
-        request_headers = headers(self._server, X_Fastness_Universe=self._request.universe, Accept="*/*")
+        request_headers = headers(
+            self._server, X_Fastness_Universe=checked_name("universe", self._request.universe), Accept="*/*"
+        )
         start, length = self._request.start, self._request.length
         begin = min(start + self._offset, _OFFSET_MAX)
         if begin or length is not None:
@@ -254,7 +259,9 @@ class Download:
             )
         connection = connect(self._server)
         try:
-            connection.request("GET", path(self._server, f"/v1/blobs/{self._request.hash}"), headers=request_headers)
+            connection.request(
+                "GET", path(self._server, f"/v1/blobs/{quote(self._request.hash, safe='')}"), headers=request_headers
+            )
             response = connection.getresponse()
             is_past_end = response.status == http.client.REQUESTED_RANGE_NOT_SATISFIABLE
             if response.status >= http.client.BAD_REQUEST and not is_past_end:

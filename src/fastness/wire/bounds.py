@@ -31,6 +31,7 @@ COUNT: Final = {"minimum": 0}
 _VISIBILITY: Final = between(0.001, limits.VISIBILITY_SECONDS_MAX)
 _RETENTION: Final = between(0.001, limits.TTL_SECONDS_MAX)
 _BATCH: Final = {"minItems": 1, "maxItems": limits.MESSAGES_MAX}
+_MAIL_ID: Final = {"pattern": f"^[ -~]{{1,{limits.MAIL_ID_CHARACTERS_MAX}}}$"}
 _LOCK_CLAIM: Final = {"pattern": f"^[A-Za-z0-9_-]{{1,{limits.LOCK_SESSION_ID_CHARACTERS_MAX}}}$"}
 
 _ROW_KEY: Final = {"minItems": 1, "maxItems": limits.COLLECTION_KEY_ELEMENTS_MAX}
@@ -188,11 +189,22 @@ STRUCT_FIELDS: Final[dict[tuple[str, str], dict[str, Any]]] = {
     ("ReadAudit", "limit"): between(1, limits.AUDIT_LISTED_MAX),
     ("ListRuns", "state"): {"enum": ["running", "completed", "failed", "cancelled"]},
     ("StartRun", "workflow"): NAME,
-    ("StartRun", "id"): NAME,
-    ("StartRun", "parent"): NAME,
+    **{("StartRun", name): {**NAME, "maxLength": limits.RUN_ID_BYTES_MAX} for name in ("id", "parent")},
     ("CancelRun", "reason"): {"maxLength": limits.RUN_REASON_BYTES_MAX},
     ("CheckWorld", "start"): COUNT,
     ("RedriveMessages", "limit"): {"minimum": 1},
+    **{(kind, "limit"): between(1, limits.MAIL_BATCH_MAX) for kind in ("ReadMail", "ListMailboxes")},
+    **{(kind, "wait_seconds"): between(0, limits.MAIL_WAIT_SECONDS_MAX) for kind in ("ReadMail", "ReadReceipts")},
+    ("WaitForRows", "wait_seconds"): between(0, limits.COLLECTION_WAIT_SECONDS_MAX),
+    ("CollectGarbage", "grace_seconds"): between(0, limits.GC_GRACE_SECONDS_MAX),
+    ("CreateToken", "ttl_seconds"): between(1, limits.TTL_SECONDS_MAX),
+    ("ListBlocks", "limit"): between(1, limits.BLOCKS_MAX),
+    ("ListLeasedMessages", "limit"): between(1, limits.LEASED_LIST_MAX),
+    ("ReadQueueHistory", "limit"): between(1, limits.HISTORY_PAGE_MAX),
+    **{(kind, "limit"): between(1, limits.SQS_LIST_MAX) for kind in ("ListSqsQueues", "ListSqsSources")},
+    ("ListMoveTasks", "limit"): between(1, limits.MOVE_TASKS_LISTED_MAX),
+    ("RewriteValues", "limit"): between(1, limits.ENCRYPTION_REWRITE_CALL),
+    **{(kind, "session"): _MAIL_ID for kind in ("JoinMailbox", "LeaveMailbox", "ReadMail")},
     ("DrainInbox", "limit"): between(1, limits.BATCH_ENTRIES_MAX),
     **{(kind, "fields"): {"propertyNames": NAME} for kind in ("EntityWrite", "PutEntity")},
     ("ReadJournal", "start"): COUNT,

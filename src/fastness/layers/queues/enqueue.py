@@ -395,9 +395,12 @@ def set_schedule(
 
     Raises:
         InvalidArgument: the expression or time zone is invalid, or the expression never matches.
+        InvalidName: the group of the message is invalid.
         Busy: the queue has as many schedules as allowed.
     """
     check(message)
+    if message.group is not None:
+        checked_name("group", message.group)
     if not isinstance(cron, str) or not isinstance(timezone, str):
         raise InvalidArgument(f"cron and timezone must be strings, not {cron!r} and {timezone!r}")
     keys = keys_of(queue)
