@@ -27,7 +27,7 @@ class Failures:
         try:
             yield
         except (Exception, pytest.fail.Exception) as error:  # The second one is of `pytest.raises`.
-            self._failures.append((str(case), error))
+            self._failures.append((_shown(case), error))
 
     def check(self) -> None:
         """Fail if a case has failed, or if there was none."""
@@ -36,3 +36,11 @@ class Failures:
             text = "\n".join(f"{case}: {type(error).__name__}: {error}" for case, error in self._failures)
             heading = f"{len(self._failures)} of {self._cases} cases failed"
             raise AssertionError(f"{heading}:\n{text}") from self._failures[0][1]
+
+
+def _shown(case: object) -> str:
+    """A case, shortened; a function by its name and the line that it is in."""
+    if isinstance(case, tuple):
+        return ", ".join(map(_shown, case))
+    code = getattr(case, "__code__", None)
+    return f"{case!s:.100}" if code is None else f"{code.co_name} in line {code.co_firstlineno}"

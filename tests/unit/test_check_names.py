@@ -3,6 +3,7 @@
 import pytest
 
 import check_names
+from tests.support.failures import Failures
 
 RIGHT = """# Names that exist
 
@@ -34,9 +35,9 @@ def test_names_that_exist_pass() -> None:
     assert problems(RIGHT) == []
 
 
-@pytest.mark.parametrize(
-    ("wrong", "problem"),
-    [
+def test_a_name_that_does_not_exist_is_found_with_its_line() -> None:
+    failures = Failures()
+    for wrong, problem in [
         ("`fastness queue fetch jobs`", "`fastness queue` has no command fetch"),
         ("`fastness fetch`", "`fastness` has no command fetch"),
         ("`fastness queue put jobs x --forever`", "`fastness queue put` has no option --forever"),
@@ -55,12 +56,12 @@ def test_names_that_exist_pass() -> None:
         ("`POST /v1/enqueue`", "no endpoint is called POST /v1/enqueue"),
         ("`/v1/enqueue/…`", "no endpoint begins with /v1/enqueue"),
         ("`make everything`", "no target of make is called everything"),
-    ],
-)
-def test_a_name_that_does_not_exist_is_found_with_its_line(wrong: str, problem: str) -> None:
-    [found] = problems(f"# A page\n\n{wrong}\n")
-    assert problem in found
-    assert found.startswith("4: " if wrong.startswith("```") else "3: ")
+    ]:
+        with failures.of((wrong, problem)):
+            [found] = problems(f"# A page\n\n{wrong}\n")
+            assert problem in found
+            assert found.startswith("4: " if wrong.startswith("```") else "3: ")
+    failures.check()
 
 
 def test_the_names_in_the_documents_exist(capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,6 +34,7 @@ from fastness.layers.worlds import World, subspace
 from fastness.runtime.activity import format as log_format
 from fastness.runtime.activity.format import Header
 from fastness.wire.locks import AcquireLocks, LockSession
+from tests.support.failures import Failures
 
 Cli = Callable[..., Result]
 UNKNOWN: Final = "01980000-0000-7000-8000-000000000000"
@@ -89,12 +90,15 @@ def test_an_error_with_json_is_a_problem_object_with_its_code(cli: Cli) -> None:
     assert result.stdout == ""
 
 
-@pytest.mark.parametrize("name", sorted(set(errors.__all__) - {"FastnessError", "RetryAdvice"}))
-def test_every_error_class_has_an_exit_code(name: str) -> None:
-    error = FastnessError.__new__(vars(errors)[name])
-    code = exit_codes.code_of(error)
-    assert code in exit_codes.MEANINGS
-    assert code != 1
+def test_every_error_class_has_an_exit_code() -> None:
+    failures = Failures()
+    for name in sorted(set(errors.__all__) - {"FastnessError", "RetryAdvice"}):
+        with failures.of(name):
+            error = FastnessError.__new__(vars(errors)[name])
+            code = exit_codes.code_of(error)
+            assert code in exit_codes.MEANINGS
+            assert code != 1
+    failures.check()
 
 
 def test_exit_codes_are_stable() -> None:
@@ -313,15 +317,18 @@ _NEEDS_NO_PLANE: Final = {"demo", "serve", "restore", "completion", "explain", "
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("command", _NEEDS_PLANE)
 def test_a_command_that_needs_a_plane_does_not_create_one(
-    cli: Cli, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    error = cli("--url", "dir:typo", *command.split(), *_NEEDS_PLANE[command], code=4).stderr
-    assert "There is no plane in" in error
-    assert "create one with `fastness serve --data" in error
-    assert list(tmp_path.iterdir()) == []
+    failures = Failures()
+    for command in _NEEDS_PLANE:
+        with failures.of(command):
+            monkeypatch.chdir(tmp_path)
+            error = cli("--url", "dir:typo", *command.split(), *_NEEDS_PLANE[command], code=4).stderr
+            assert "There is no plane in" in error
+            assert "create one with `fastness serve --data" in error
+            assert list(tmp_path.iterdir()) == []
+    failures.check()
 
 
 @pytest.mark.parametrize("command", _CREATES_PLANE)

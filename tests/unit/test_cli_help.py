@@ -12,6 +12,7 @@ from click.testing import Result
 
 from fastness.cli import exit_codes
 from fastness.cli.main import root
+from tests.support.failures import Failures
 
 Cli = Callable[..., Result]
 COLUMNS = 80
@@ -57,22 +58,23 @@ def test_the_help_lists_groups_of_commands_and_exit_codes(cli: Cli) -> None:
         assert f"\n  {code} " in text
 
 
-@pytest.mark.parametrize("group", GROUPS, ids=words_of)
-def test_every_summary_is_a_complete_sentence_on_one_line(
-    cli: Cli, group: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(COLUMNS))
-    text, command = cli(*group, "--help").stdout, root
-    assert "..." not in text.replace("[ARGS]...", "")
-    for word in group:
-        command = command.get_command(click.Context(command), word)
-    ctx = click.Context(command)
-    names = command.list_commands(ctx)
-    for name in names:
-        summary = command.get_command(ctx, name).get_short_help_str(limit=1_000)
-        assert f"\n  {name:<{max(map(len, names))}}  {summary}\n" in text
-        assert summary[0].isupper()
-        assert summary.endswith(".")
+def test_every_summary_is_a_complete_sentence_on_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = Failures()
+    for group in GROUPS:
+        with failures.of(group):
+            monkeypatch.setenv("COLUMNS", str(COLUMNS))
+            text, command = cli(*group, "--help").stdout, root
+            assert "..." not in text.replace("[ARGS]...", "")
+            for word in group:
+                command = command.get_command(click.Context(command), word)
+            ctx = click.Context(command)
+            names = command.list_commands(ctx)
+            for name in names:
+                summary = command.get_command(ctx, name).get_short_help_str(limit=1_000)
+                assert f"\n  {name:<{max(map(len, names))}}  {summary}\n" in text
+                assert summary[0].isupper()
+                assert summary.endswith(".")
+    failures.check()
 
 
 @pytest.mark.parametrize(
@@ -109,11 +111,14 @@ def test_a_plural_noun_gets_the_singular_as_a_suggestion(cli: Cli, noun: str) ->
     assert f"No such command '{noun}'. Did you mean '{noun[:-1]}'?" in cli(noun, "list", code=2).stderr
 
 
-@pytest.mark.parametrize("group", [each for each in GROUPS if each != ("mcp",)], ids=words_of)
-def test_a_group_without_a_command_prints_its_help(cli: Cli, group: tuple[str, ...]) -> None:
-    bare = cli(*group)
-    assert (bare.stdout, bare.stderr) == (cli(*group, "--help").stdout, "")
-    assert ("\nCommands:\n" if group else "\nStart here:\n") in bare.stdout
+def test_a_group_without_a_command_prints_its_help(cli: Cli) -> None:
+    failures = Failures()
+    for group in [each for each in GROUPS if each != ("mcp",)]:
+        with failures.of(group):
+            bare = cli(*group)
+            assert (bare.stdout, bare.stderr) == (cli(*group, "--help").stdout, "")
+            assert ("\nCommands:\n" if group else "\nStart here:\n") in bare.stdout
+    failures.check()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Durability tiers of entity fields: the policy, and where each tier is stored."""
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -22,6 +21,7 @@ from fastness.limits import (
 from fastness.plane.embedded import EmbeddedTransport
 from fastness.plane.services import Services
 from fastness.testing.faults import FaultyDatabase
+from tests.support.failures import Failures
 from tests.unit import entity_fixtures
 from tests.unit.entity_fixtures import logged, row_locks, rows_locked
 from tests.unit.stored_pairs import everything
@@ -33,9 +33,9 @@ plane = entity_fixtures.plane
 # Tiers of fields.
 
 
-@pytest.mark.parametrize(
-    ("kind", "field", "tier"),
-    [
+def test_default_tiers_of_fields() -> None:
+    failures = Failures()
+    for kind, field, tier in [
         ("task", "status", Tier.CRITICAL),
         ("task", "id", Tier.CRITICAL),
         ("decision", "id", Tier.CRITICAL),
@@ -54,10 +54,10 @@ plane = entity_fixtures.plane
         ("task", "my_metrics", Tier.IMPORTANT),
         ("task", "metrics2", Tier.IMPORTANT),
         ("task", "html_body", Tier.IMPORTANT),
-    ],
-)
-def test_default_tiers_of_fields(kind: str, field: str, tier: Tier) -> None:
-    assert TierPolicy().classify(kind, field) is tier
+    ]:
+        with failures.of((kind, field, tier)):
+            assert TierPolicy().classify(kind, field) is tier
+    failures.check()
 
 
 def test_exact_fields_precede_patterns_and_patterns_match_in_order() -> None:
@@ -99,9 +99,9 @@ def test_a_toml_document_overrides_the_defaults() -> None:
     assert TierPolicy.from_toml("").classify("task", "status") is Tier.CRITICAL
 
 
-@pytest.mark.parametrize(
-    ("document", "says"),
-    [
+def test_an_invalid_tier_policy_is_refused_with_a_hint() -> None:
+    failures = Failures()
+    for document, says in [
         ("[feilds]\n", "did you mean fields"),
         ("[pattern]\n", "did you mean patterns"),
         ("[xyz]\n", "fields, patterns or records"),
@@ -116,11 +116,10 @@ def test_a_toml_document_overrides_the_defaults() -> None:
         ('[patterns]\n"x_*" = ""', "x_"),
         ("[fields", "not TOML"),
         (f"fields = {'[' * 10_000}", "not TOML"),
-    ],
-)
-def test_an_invalid_tier_policy_is_refused_with_a_hint(document: str, says: str) -> None:
-    with pytest.raises(InvalidArgument, match=says):
-        TierPolicy.from_toml(document)
+    ]:
+        with failures.of((document, says)), pytest.raises(InvalidArgument, match=says):
+            TierPolicy.from_toml(document)
+    failures.check()
 
 
 def test_a_plane_opens_with_a_tier_policy_or_its_file(tmp_path: Path) -> None:
@@ -222,26 +221,23 @@ def read_and_write(plane: Plane, field: str) -> None:
 # Writes that are refused as a whole.
 
 
-@pytest.mark.parametrize(
-    ("value", "session"),
-    [("x" * ACTIVITY_RECORD_BYTES_MAX, None), ({None: 1}, None), (1, "no session")],
-    ids=["too large for a log", "no JSON", "no name of a session"],
-)
-@pytest.mark.parametrize("how", ["write", "transaction", "put"])
-def test_a_write_that_cannot_be_logged_is_refused_as_a_whole(
-    plane: Plane, value: Any, session: str | None, how: str
-) -> None:
+def test_a_write_that_cannot_be_logged_is_refused_as_a_whole(plane: Plane) -> None:
     """A BEST_EFFORT field that the session log refuses is detected before the CRITICAL fields are committed."""
-    fields = {"status": "open", "debug_trace": value}
-    with pytest.raises(FastnessError) as refused:
-        if how == "write":
-            plane.entities.write("task", "1", fields, session=session)
-        elif how == "put":
-            plane.entities.put_if_version("task", "1", fields, expected_version=0, session=session)
-        else:
-            with plane.entities.transaction(session=session) as transaction:
-                for field, each in fields.items():
-                    transaction.write("task", "1", field, each)
-    assert isinstance(refused.value, (InvalidArgument, InvalidValue, InvalidName))
-    assert everything(plane) == []
-    assert logged(plane) == []
+    failures = Failures()
+    for how in ["write", "transaction", "put"]:
+        for value, session in [("x" * ACTIVITY_RECORD_BYTES_MAX, None), ({None: 1}, None), (1, "no session")]:
+            with failures.of((how, value, session)):
+                fields = {"status": "open", "debug_trace": value}
+                with pytest.raises(FastnessError) as refused:
+                    if how == "write":
+                        plane.entities.write("task", "1", fields, session=session)
+                    elif how == "put":
+                        plane.entities.put_if_version("task", "1", fields, expected_version=0, session=session)
+                    else:
+                        with plane.entities.transaction(session=session) as transaction:
+                            for field, each in fields.items():
+                                transaction.write("task", "1", field, each)
+                assert isinstance(refused.value, (InvalidArgument, InvalidValue, InvalidName))
+                assert everything(plane) == []
+                assert logged(plane) == []
+    failures.check()

@@ -3,17 +3,15 @@
 import inspect
 import re
 
-import pytest
-
 from fastness import errors
 from fastness.errors import FastnessError, MailboxFull, RetryAdvice
+from tests.support.failures import Failures
 
 CLASSES = {
     name: thing
     for name, thing in vars(errors).items()
     if inspect.isclass(thing) and issubclass(thing, BaseException) and thing.__module__.startswith(errors.__name__)
 }
-every_class = pytest.mark.parametrize("error", CLASSES.values(), ids=lambda error: error.__name__)
 
 
 def drawn_parents() -> dict[str, str | None]:
@@ -39,26 +37,38 @@ def test_no_two_errors_share_a_code() -> None:
     assert len(set(codes)) == len(codes)
 
 
-@every_class
-def test_an_error_comes_from_the_one_root(error: type[FastnessError]) -> None:
-    assert issubclass(error, FastnessError)
+def test_an_error_comes_from_the_one_root() -> None:
+    failures = Failures()
+    for error in CLASSES.values():
+        with failures.of(error.__name__):
+            assert issubclass(error, FastnessError)
+    failures.check()
 
 
-@every_class
-def test_a_code_is_the_name_in_snake_case(error: type[FastnessError]) -> None:
-    assert "code" in vars(error), "it has its parent's code"
-    wanted = re.sub(r"(?<!^)(?=[A-Z])", "_", error.__name__).lower()
-    assert error.code == {FastnessError: "error", MailboxFull: "queue_full"}.get(error, wanted)
+def test_a_code_is_the_name_in_snake_case() -> None:
+    failures = Failures()
+    for error in CLASSES.values():
+        with failures.of(error.__name__):
+            assert "code" in vars(error), "it has its parent's code"
+            wanted = re.sub(r"(?<!^)(?=[A-Z])", "_", error.__name__).lower()
+            assert error.code == {FastnessError: "error", MailboxFull: "queue_full"}.get(error, wanted)
+    failures.check()
 
 
-@every_class
-def test_an_error_says_in_a_sentence_what_it_means(error: type[FastnessError]) -> None:
-    assert re.fullmatch(r"[A-Z`][^\n]*\.", vars(error)["__doc__"].split("\n\n")[0])
+def test_an_error_says_in_a_sentence_what_it_means() -> None:
+    failures = Failures()
+    for error in CLASSES.values():
+        with failures.of(error.__name__):
+            assert re.fullmatch(r"[A-Z`][^\n]*\.", vars(error)["__doc__"].split("\n\n")[0])
+    failures.check()
 
 
-@every_class
-def test_an_error_says_what_a_caller_may_do(error: type[FastnessError]) -> None:
-    assert isinstance(error.retry, RetryAdvice)
+def test_an_error_says_what_a_caller_may_do() -> None:
+    failures = Failures()
+    for error in CLASSES.values():
+        with failures.of(error.__name__):
+            assert isinstance(error.retry, RetryAdvice)
+    failures.check()
 
 
 def test_a_retry_is_its_word_on_the_wire() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 import fastness
 from fastness import errors, testing
+from tests.support.failures import Failures
 
 INDEX = (Path(__file__).parents[2] / "docs" / "reference" / "python.md").read_text()
 # The table of each section names a class and its asyncio form in the first column.
@@ -24,22 +25,28 @@ def test_exactly_the_documented_names_are_exported() -> None:
     assert len(EXPORTED) == len(set(EXPORTED))
 
 
-@pytest.mark.parametrize("name", EXPORTED)
-def test_a_public_name_has_a_docstring(name: str) -> None:
-    exported = getattr(fastness, name)
-    is_alias = not inspect.isclass(exported) and not inspect.isfunction(exported)  # The page documents it.
-    assert is_alias or (exported.__doc__ or "").strip()
+def test_a_public_name_has_a_docstring() -> None:
+    failures = Failures()
+    for name in EXPORTED:
+        with failures.of(name):
+            exported = getattr(fastness, name)
+            is_alias = not inspect.isclass(exported) and not inspect.isfunction(exported)  # The page documents it.
+            assert is_alias or (exported.__doc__ or "").strip()
+    failures.check()
 
 
-@pytest.mark.parametrize("name", [name for name in EXPORTED if inspect.isclass(getattr(fastness, name))])
-def test_a_public_method_has_a_docstring(name: str) -> None:
-    methods = {key: part for key, part in vars(getattr(fastness, name)).items() if not key.startswith("_")}
-    undocumented = [
-        key
-        for key, part in methods.items()
-        if (inspect.isfunction(part) or isinstance(part, property)) and not (part.__doc__ or "").strip()
-    ]
-    assert undocumented == []
+def test_a_public_method_has_a_docstring() -> None:
+    failures = Failures()
+    for name in [name for name in EXPORTED if inspect.isclass(getattr(fastness, name))]:
+        with failures.of(name):
+            methods = {key: part for key, part in vars(getattr(fastness, name)).items() if not key.startswith("_")}
+            undocumented = [
+                key
+                for key, part in methods.items()
+                if (inspect.isfunction(part) or isinstance(part, property)) and not (part.__doc__ or "").strip()
+            ]
+            assert undocumented == []
+    failures.check()
 
 
 def run(code: str) -> str:

@@ -14,6 +14,7 @@ import pytest
 import fastness
 from fastness import AsyncPlane, Plane, Tier, Transaction, handles
 from fastness.errors import Closed, InvalidArgument, NestedTransaction, UnsupportedTier
+from tests.support.failures import Failures
 
 ASYNC = [
     handle
@@ -23,8 +24,6 @@ ASYNC = [
     if name.startswith("Async") and handle.__module__ == f"fastness.handles.{module.name}"
 ]
 FOR_ASYNCIO = {"__enter__": "__aenter__", "__exit__": "__aexit__", "__iter__": "__aiter__", "__next__": "__anext__"}
-
-every_handle = pytest.mark.parametrize("handle", ASYNC, ids=lambda handle: handle.__name__)
 
 
 # These only create a handle or use memory, so there is nothing to await.
@@ -110,21 +109,31 @@ def as_sync(function: Any) -> str:
     return str(inspect.signature(function)).replace("Async", "").replace("handles.sync.", "handles.")
 
 
-@every_handle
-def test_sync_and_async_handles_have_the_same_methods(handle: type) -> None:
-    twins = {FOR_ASYNCIO.get(name, name) for name in methods(twin_of(handle))}
-    assert set(methods(handle)) == twins
+def test_sync_and_async_handles_have_the_same_methods() -> None:
+    failures = Failures()
+    for handle in ASYNC:
+        with failures.of(handle):
+            twins = {FOR_ASYNCIO.get(name, name) for name in methods(twin_of(handle))}
+            assert set(methods(handle)) == twins
+    failures.check()
 
 
-@every_handle
-def test_sync_and_async_methods_have_the_same_signature(handle: type) -> None:
-    for name, twin in methods(twin_of(handle)).items():
-        method = methods(handle)[FOR_ASYNCIO.get(name, name)]
-        assert as_sync(method) == as_sync(twin), name
-        assert method.__doc__ == twin.__doc__, name
-        assert not inspect.iscoroutinefunction(twin), name
-        waits = f"{handle.__name__}.{name}" not in WAITS_FOR_NOTHING and name not in ("__init__", "__repr__", "_table")
-        assert inspect.iscoroutinefunction(method) == waits, name
+def test_sync_and_async_methods_have_the_same_signature() -> None:
+    failures = Failures()
+    for handle in ASYNC:
+        with failures.of(handle):
+            for name, twin in methods(twin_of(handle)).items():
+                method = methods(handle)[FOR_ASYNCIO.get(name, name)]
+                assert as_sync(method) == as_sync(twin), name
+                assert method.__doc__ == twin.__doc__, name
+                assert not inspect.iscoroutinefunction(twin), name
+                waits = f"{handle.__name__}.{name}" not in WAITS_FOR_NOTHING and name not in (
+                    "__init__",
+                    "__repr__",
+                    "_table",
+                )
+                assert inspect.iscoroutinefunction(method) == waits, name
+    failures.check()
 
 
 @pytest.fixture(params=["memory", "dir"])
@@ -280,24 +289,23 @@ async def test_an_opening_that_is_used_leaves_no_warning(url: str) -> None:
     assert [str(warning.message) for warning in caught] == []
 
 
-@pytest.mark.parametrize("one", [{"a": 1}, b"bytes", 5])
-@pytest.mark.parametrize(
-    ("call", "instead"),
-    [
+def test_one_item_in_place_of_a_list_is_refused(plane: Plane) -> None:
+    failures = Failures()
+    for call, instead in [
         (lambda plane, one: plane.mailbox("ada").send_many(one), r"wrap it in a list: send_many\("),
         (lambda plane, one: plane.mailbox("ada").confirm(one), "give an id, or a list of them"),
         (lambda plane, one: plane.activity.log_many("s", one), r"call log\(session, record\)"),
         (lambda plane, one: plane.blobs.write(one), r"call put\(data\)"),
         (lambda plane, one: plane.queue("jobs").redrive(one), r"wrap it in a list: redrive\("),
         (lambda plane, one: plane.tokens.create("t", universes="*", verbs=one), "give a list, or text with commas"),
-    ],
-    ids=["send_many", "confirm", "log_many", "write", "redrive", "tokens"],
-)
-def test_one_item_in_place_of_a_list_is_refused(plane: Plane, call: Any, instead: str, one: Any) -> None:
-    before = plane.pairs.scan(b"", b"\xff")
-    with pytest.raises(InvalidArgument, match=instead):
-        call(plane, one)
-    assert plane.pairs.scan(b"", b"\xff") == before
+    ]:
+        for one in [{"a": 1}, b"bytes", 5]:
+            with failures.of((call, instead, one)):
+                before = plane.pairs.scan(b"", b"\xff")
+                with pytest.raises(InvalidArgument, match=instead):
+                    call(plane, one)
+                assert plane.pairs.scan(b"", b"\xff") == before
+    failures.check()
 
 
 @pytest.mark.parametrize("one", [b"bytes", "text"])

@@ -32,6 +32,7 @@ from fastness.wire.inboxes import (
 )
 from fastness.wire.timers import TimerInfo
 from fastness.wire.worlds import PutItem
+from tests.support.failures import Failures
 
 ADA = World("main", "ada")
 HASH = hashlib.sha256(b"").hexdigest()
@@ -164,9 +165,9 @@ def test_effects_and_timers_of_an_item_are_indexed_when_it_is_drained(database: 
 # Invalid items.
 
 
-@pytest.mark.parametrize(
-    ("item", "why"),
-    [
+def test_an_item_that_is_too_large_is_refused(database: Database, world: World) -> None:
+    failures = Failures()
+    for item, why in [
         (DomainEvent(schema="s", payload=LARGE), "payload has 4097 bytes and may have 4096; store it as a blob"),
         (DomainEvent(schema="s" * 1_025), "its schema has 1025 bytes"),
         (DomainEvent(schema="s", key=bytes(1_025)), "its key has 1025 bytes"),
@@ -180,12 +181,12 @@ def test_effects_and_timers_of_an_item_are_indexed_when_it_is_drained(database: 
             InboundMessage(inbox_name="a", headers={str(number): "" for number in range(33)}),
             "33 headers and may have 32",
         ),
-    ],
-)
-def test_an_item_that_is_too_large_is_refused(database: Database, world: World, item: InboxItem, why: str) -> None:
-    with pytest.raises(PayloadTooLarge, match=why):
-        put(database, Control(command="fine"), item)
-    assert inbox(database) == []
+    ]:
+        with failures.of((item, why)):
+            with pytest.raises(PayloadTooLarge, match=why):
+                put(database, Control(command="fine"), item)
+            assert inbox(database) == []
+    failures.check()
 
 
 def test_an_item_at_the_limits_is_accepted(database: Database, world: World) -> None:
@@ -241,9 +242,9 @@ def test_a_request_crosses_the_wire_unchanged(item: InboxItem) -> None:
         assert codec.decode(codec.encode(request), type=PutItem) == request
 
 
-@pytest.mark.parametrize(
-    ("item", "why"),
-    [
+def test_an_invalid_item_is_refused_by_the_wire_codec() -> None:
+    failures = Failures()
+    for item, why in [
         ({"type": "control", "command": "c", "more": 1}, "unknown field `more`"),
         ({"type": "control"}, "missing required field `command`"),
         ({"type": "unknown", "command": "c"}, "Invalid value 'unknown'"),
@@ -257,12 +258,12 @@ def test_a_request_crosses_the_wire_unchanged(item: InboxItem) -> None:
         ({"type": "control", "command": "c", "timers": [{"deliver_at_ns": "7"}]}, "Expected `int`"),
         ({"type": "domain_event", "schema": None}, "Expected `str`, got `(null|None)`"),
         ("control", "Expected `object`"),
-    ],
-)
-def test_an_invalid_item_is_refused_by_the_wire_codec(item: Any, why: str) -> None:
-    for codec in (msgspec.json, msgspec.msgpack):
-        with pytest.raises(msgspec.ValidationError, match=why):
-            codec.decode(codec.encode({"op": "worlds.inbox.put", "world": "ada", "item": item}), type=PutItem)
+    ]:
+        with failures.of((item, why)):
+            for codec in (msgspec.json, msgspec.msgpack):
+                with pytest.raises(msgspec.ValidationError, match=why):
+                    codec.decode(codec.encode({"op": "worlds.inbox.put", "world": "ada", "item": item}), type=PutItem)
+    failures.check()
 
 
 def test_a_handwritten_item_is_decoded() -> None:

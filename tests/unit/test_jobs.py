@@ -34,6 +34,7 @@ from fastness.runtime.maintenance.queue_repair import repair_queues
 from fastness.testing.clock import ManualClock
 from fastness.wire.queues import AckMessages, MessageLease, NewResult, WaitForCancel
 from fastness.wire.stored_messages import parse_id
+from tests.support.failures import Failures
 from tests.unit import queue_handle_fixtures
 from tests.unit.queue_handle_fixtures import BLOB, received, until
 from tests.unit.stored_pairs import everything
@@ -671,9 +672,9 @@ def test_the_policy_is_checked(jobs: Queue, plane: Plane) -> None:
     assert everything(plane) == before
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
+def test_invalid_options_put_nothing(jobs: Queue, plane: Plane) -> None:
+    failures = Failures()
+    for options in [
         {"key": ""},
         {"key": "x" * 257},
         {"key": "\ud800"},
@@ -690,13 +691,13 @@ def test_the_policy_is_checked(jobs: Queue, plane: Plane) -> None:
         {"debounce_key": "k", "debounce_seconds": 1, "unique_key": "u"},
         {"debounce_key": "k", "debounce_seconds": 1, "delay_seconds": 1},
         {"keep_result": "yes"},
-    ],
-)
-def test_invalid_options_put_nothing(jobs: Queue, plane: Plane, options: dict[str, Any]) -> None:
-    before = everything(plane)
-    with pytest.raises(InvalidArgument):
-        jobs.put("x", **options)
-    assert everything(plane) == before
+    ]:
+        with failures.of(options):
+            before = everything(plane)
+            with pytest.raises(InvalidArgument):
+                jobs.put("x", **options)
+            assert everything(plane) == before
+    failures.check()
 
 
 @pytest.mark.parametrize("until", [-1.0, 1e12])

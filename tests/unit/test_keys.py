@@ -9,13 +9,14 @@ import pytest
 from fastness import limits
 from fastness.errors import InvalidKey
 from fastness.kv import Subspace, pack, prefix_range, unpack
+from tests.support.failures import Failures
 
 NAMED = uuid.UUID("01890a5d-ac96-774b-bcce-b302099a8057")
 
 
-@pytest.mark.parametrize(
-    ("elements", "key"),
-    [
+def test_a_tuple_has_exactly_these_bytes() -> None:
+    failures = Failures()
+    for elements, key in [
         ((), ""),
         ((None,), "00"),
         ((b"a\x00b",), "01 61 00 ff 62 00"),
@@ -32,24 +33,23 @@ NAMED = uuid.UUID("01890a5d-ac96-774b-bcce-b302099a8057")
         ((1 - 2**64,), "0c 00 00 00 00 00 00 00 00"),
         ((False, True), "26 27"),
         ((NAMED,), "30 01890a5dac96774bbcceb302099a8057"),
-    ],
-    ids=repr,
-)
-def test_a_tuple_has_exactly_these_bytes(elements: tuple[Any, ...], key: str) -> None:
-    assert pack(elements) == bytes.fromhex(key)
-    assert unpack(bytes.fromhex(key)) == elements
+    ]:
+        with failures.of((elements, key)):
+            assert pack(elements) == bytes.fromhex(key)
+            assert unpack(bytes.fromhex(key)) == elements
+    failures.check()
 
 
 class Colour(enum.IntEnum):
     RED = 1
 
 
-@pytest.mark.parametrize(
-    "element", [1.0, [1], {1}, {}, bytearray(b"a"), Colour.RED, "\ud800", 2**64, -(2**64), object, ([],)], ids=repr
-)
-def test_an_element_of_an_unsupported_type_is_refused(element: Any) -> None:
-    with pytest.raises(InvalidKey):
-        pack((element,))
+def test_an_element_of_an_unsupported_type_is_refused() -> None:
+    failures = Failures()
+    for element in [1.0, [1], {1}, {}, bytearray(b"a"), Colour.RED, "\ud800", 2**64, -(2**64), object, ([],)]:
+        with failures.of(element), pytest.raises(InvalidKey):
+            pack((element,))
+    failures.check()
 
 
 @pytest.mark.parametrize("number", [10**5_000, -(10**5_000)], ids=["huge", "huge and negative"])
@@ -75,13 +75,25 @@ def test_tuples_nest_as_deep_as_the_limit_and_no_deeper() -> None:
         unpack(b"\x05" * 10_000 + b"\x00" * 10_000)
 
 
-@pytest.mark.parametrize(
-    "key",
-    ["01 61", "02 61", "02 61 00 ff", "02 ff 00", "05 15 01", "15", "1c 01", "0b 00", "1d 00", "30 00", "03", "ff"],
-)
-def test_an_invalid_or_truncated_key_is_refused(key: str) -> None:
-    with pytest.raises(InvalidKey, match="was not made by pack"):
-        unpack(bytes.fromhex(key))
+def test_an_invalid_or_truncated_key_is_refused() -> None:
+    failures = Failures()
+    for key in [
+        "01 61",
+        "02 61",
+        "02 61 00 ff",
+        "02 ff 00",
+        "05 15 01",
+        "15",
+        "1c 01",
+        "0b 00",
+        "1d 00",
+        "30 00",
+        "03",
+        "ff",
+    ]:
+        with failures.of(key), pytest.raises(InvalidKey, match="was not made by pack"):
+            unpack(bytes.fromhex(key))
+    failures.check()
 
 
 def test_a_subspace_unpacks_its_keys_and_refuses_others() -> None:

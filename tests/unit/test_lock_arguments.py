@@ -7,6 +7,7 @@ import pytest
 from fastness import limits
 from fastness.errors import InvalidArgument
 from fastness.runtime.locks.table import LockTable
+from tests.support.failures import Failures
 from tests.unit import lock_fixtures
 from tests.unit.lock_fixtures import Actor, assert_empty, done, free, row, until_waiting
 
@@ -17,9 +18,9 @@ ada = lock_fixtures.ada
 bob = lock_fixtures.bob
 
 
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
+async def test_an_invalid_path_is_rejected(table: LockTable) -> None:
+    failures = Failures()
+    for path, message in [
         (["table", "task"], "database, entity_type, record_id"),
         (["record_id", "123"], "type/id"),
         (["record_id", "task/"], "type/id"),
@@ -42,19 +43,18 @@ bob = lock_fixtures.bob
         (None, "a list of a level and a name"),
         (7, "a list of a level and a name"),
         ({"record_id": "task/1"}, "a list of a level and a name"),
-    ],
-    ids=repr,
-)
-async def test_an_invalid_path_is_rejected(table: LockTable, path: Any, message: str) -> None:
-    with pytest.raises(InvalidArgument, match=message):
-        table.acquire(path)
-    with pytest.raises(InvalidArgument, match=message):
-        await table.acquire_async(path)
-    with pytest.raises(InvalidArgument, match=message):
-        table.acquire_all([row(1), path])
-    with pytest.raises(InvalidArgument, match=message):
-        await table.acquire_all_async([row(1), path])
-    assert_empty(table)
+    ]:
+        with failures.of((path, message)):
+            with pytest.raises(InvalidArgument, match=message):
+                table.acquire(path)
+            with pytest.raises(InvalidArgument, match=message):
+                await table.acquire_async(path)
+            with pytest.raises(InvalidArgument, match=message):
+                table.acquire_all([row(1), path])
+            with pytest.raises(InvalidArgument, match=message):
+                await table.acquire_all_async([row(1), path])
+            assert_empty(table)
+    failures.check()
 
 
 @pytest.mark.parametrize("paths", ["record_id", ["record_id", "task/1"], None, 7, [None]], ids=repr)

@@ -31,6 +31,7 @@ from fastness.lock_rules import Mode
 from fastness.runtime.maintenance import retention
 from fastness.testing.clock import ManualClock
 from fastness.wire.locks import GrantedLocks, LockProof, LockSession
+from tests.support.failures import Failures
 
 LEASE_MS = 10_000
 ROW = ("record_id", "task/1")
@@ -501,9 +502,9 @@ def test_a_full_line_refuses_more(
     assert len(held(database)) == 3
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
+def test_invalid_arguments_write_nothing(database: Database, caller: Callable[[str], Caller]) -> None:
+    failures = Failures()
+    for use in [
         lambda ada: locks.steps_of([], "X"),
         lambda ada: locks.steps_of([ROW] * (LOCK_CLAIM_PATHS_MAX + 1), "X"),
         lambda ada: locks.steps_of([ROW], "Z"),
@@ -518,14 +519,12 @@ def test_a_full_line_refuses_more(
         lambda ada: lock_records.checked_claim(7),
         lambda ada: Caller(ada.database, "").acquire(ROW),
         lambda ada: ada.database.read(locks.page, "main", after="", limit=0),
-    ],
-)
-def test_invalid_arguments_write_nothing(
-    database: Database, caller: Callable[[str], Caller], use: Callable[[Caller], object]
-) -> None:
-    with pytest.raises(InvalidArgument):
-        use(caller("ada"))
-    assert database.read(everything) == []
+    ]:
+        with failures.of(use):
+            with pytest.raises(InvalidArgument):
+                use(caller("ada"))
+            assert database.read(everything) == []
+    failures.check()
 
 
 def test_a_session_holds_a_bounded_number_of_locks(database: Database, caller: Callable[[str], Caller]) -> None:

@@ -14,6 +14,7 @@ from fastness.errors import InvalidArgument, InvalidName, InvalidValue
 from fastness.json_checksums import add_checksum
 from fastness.runtime.activity import format as log_format
 from fastness.runtime.activity.format import Header, Line
+from tests.support.failures import Failures
 
 NOON = Header("main", "abc123", "metrics", 1_794_717_735_123, "0198c9a8-0000-7000-8000-000000000000")
 NAMES = st.text("abz019._-", min_size=1, max_size=12)
@@ -144,9 +145,9 @@ def test_mappings_and_structs_are_encoded_as_one_object(record: Any) -> None:
     assert log_format.encode_record(record) == b'{"name":"a","ms":1.5}'
 
 
-@pytest.mark.parametrize(
-    "record",
-    [
+def test_values_without_a_json_line_are_rejected() -> None:
+    failures = Failures()
+    for record in [
         None,
         [],
         "text",
@@ -157,11 +158,10 @@ def test_mappings_and_structs_are_encoded_as_one_object(record: Any) -> None:
         {(1, 2): 3},
         {"a": msgspec.Raw(b'{\n"b":1}')},
         MappingProxyType({"a": {1, object()}}),
-    ],
-)
-def test_values_without_a_json_line_are_rejected(record: Any) -> None:
-    with pytest.raises(InvalidValue):
-        log_format.encode_record(record)
+    ]:
+        with failures.of(record), pytest.raises(InvalidValue):
+            log_format.encode_record(record)
+    failures.check()
 
 
 def test_a_record_that_contains_itself_is_rejected() -> None:
@@ -178,10 +178,12 @@ def test_the_size_of_a_record_is_limited() -> None:
         log_format.encode_record({"a": "x" * (limit + 1)})
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"a":\n1}', b"{}\n", b" {}", "{}", bytearray(b"{}"), 5, None])
-def test_bytes_that_are_not_one_json_object_line_are_rejected(data: Any) -> None:
-    with pytest.raises(InvalidValue):
-        log_format.checked_object(data)
+def test_bytes_that_are_not_one_json_object_line_are_rejected() -> None:
+    failures = Failures()
+    for data in [b"", b"{", b"[]", b'{"a":\n1}', b"{}\n", b" {}", "{}", bytearray(b"{}"), 5, None]:
+        with failures.of(data), pytest.raises(InvalidValue):
+            log_format.checked_object(data)
+    failures.check()
 
 
 def test_all_lines_of_a_complete_file_are_read() -> None:
@@ -190,9 +192,10 @@ def test_all_lines_of_a_complete_file_are_read() -> None:
     assert bad_lines(b"") == bad_lines(log_format.header_line(NOON)) == 0
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
+def test_a_bad_line_is_counted_and_does_not_hide_others() -> None:
+    """One truncated line does not make the file unreadable."""
+    failures = Failures()
+    for bad in [
         b"\n",
         b"torn",
         b'{"n":5,"at_ms":1,"record":{"a":\n',
@@ -204,17 +207,16 @@ def test_all_lines_of_a_complete_file_are_read() -> None:
         b'{"n":5,"at_ms":1,"record":{"a":' + b"[" * 100_000 + b"\n",
         b"\0" * 4_096,
         log_format.header_line(NOON),
-    ],
-)
-def test_a_bad_line_is_counted_and_does_not_hide_others(bad: bytes) -> None:
-    """One truncated line does not make the file unreadable."""
-    whole = body(4)
-    assert numbers(whole + bad) == [0, 1, 2, 3]
-    assert bad_lines(whole + bad) == 1
-    middle = whole.index(b'{"n":2')
-    in_the_middle = whole[:middle] + bad.rstrip(b"\n") + b"\n" + whole[middle:]
-    assert numbers(in_the_middle) == [0, 1, 2, 3]
-    assert bad_lines(in_the_middle) == 1
+    ]:
+        with failures.of(bad):
+            whole = body(4)
+            assert numbers(whole + bad) == [0, 1, 2, 3]
+            assert bad_lines(whole + bad) == 1
+            middle = whole.index(b'{"n":2')
+            in_the_middle = whole[:middle] + bad.rstrip(b"\n") + b"\n" + whole[middle:]
+            assert numbers(in_the_middle) == [0, 1, 2, 3]
+            assert bad_lines(in_the_middle) == 1
+    failures.check()
 
 
 def test_a_record_without_a_line_end_is_truncated() -> None:

@@ -34,6 +34,7 @@ from fastness.errors import (
 from fastness.handles.sync.mailboxes import Mailbox
 from fastness.testing.clock import START_MS, ManualClock
 from fastness.wire.mail import JoinMailbox, MailPolicy, NewMail
+from tests.support.failures import Failures
 from tests.unit.stored_pairs import everything
 
 PATIENCE_SECONDS = 30.0  # A bound for every wait; far more than any test needs.
@@ -174,9 +175,9 @@ def test_a_blocked_sender_is_refused(plane: Plane, ada: Mailbox, bob: Mailbox) -
     assert bob.blocked() == []
 
 
-@pytest.mark.parametrize(
-    ("wrong", "error"),
-    [
+def test_invalid_arguments_write_nothing(plane: Plane) -> None:
+    failures = Failures()
+    for wrong, error in [
         (lambda plane: plane.mailbox(""), InvalidName),
         (lambda plane: plane.mailbox("a b"), InvalidName),
         (lambda plane: plane.mailbox("ada@elsewhere"), InvalidName),
@@ -216,15 +217,13 @@ def test_a_blocked_sender_is_refused(plane: Plane, ada: Mailbox, bob: Mailbox) -
         (lambda plane: plane.agents.register("ada", world="nowhere"), WorldNotFound),
         (lambda plane: plane.agents.register("ada@elsewhere"), InvalidName),
         (lambda plane: plane.agents.known(limit=0), InvalidArgument),
-    ],
-)
-def test_invalid_arguments_write_nothing(
-    plane: Plane, wrong: Callable[[Plane], Any], error: type[FastnessError]
-) -> None:
-    with pytest.raises(error) as caught:
-        wrong(plane)
-    assert type(caught.value) is error
-    assert everything(plane) == []
+    ]:
+        with failures.of((wrong, error)):
+            with pytest.raises(error) as caught:
+                wrong(plane)
+            assert type(caught.value) is error
+            assert everything(plane) == []
+    failures.check()
 
 
 # Batches.

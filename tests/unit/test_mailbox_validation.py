@@ -19,6 +19,7 @@ from fastness.layers.mailboxes import keys as mailbox_keys
 from fastness.layers.worlds import World, WorldState
 from fastness.wire.inboxes import InboundMessage
 from fastness.wire.mail import MailPolicy
+from tests.support.failures import Failures
 from tests.unit.mailbox_calls import (
     ADA,
     BOB,
@@ -172,13 +173,14 @@ BAD: list[tuple[dict[str, Any], type[FastnessError], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("wrong", "error", "message"), BAD, ids=[f"{case[0]!r:.30}" for case in BAD])
-def test_invalid_mail_is_refused_and_writes_nothing(
-    database: Database, wrong: dict[str, Any], error: type[FastnessError], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        send(database, **wrong)
-    assert everything(database) == []
+def test_invalid_mail_is_refused_and_writes_nothing(database: Database) -> None:
+    failures = Failures()
+    for wrong, error, message in BAD:
+        with failures.of((wrong, error, message)):
+            with pytest.raises(error, match=message):
+                send(database, **wrong)
+            assert everything(database) == []
+    failures.check()
 
 
 def test_mail_at_the_limits_is_accepted(database: Database) -> None:
@@ -193,20 +195,23 @@ def test_mail_at_the_limits_is_accepted(database: Database) -> None:
     assert [receipt.to for receipt in receipts_of(database, sender)] == [str(to)] * 3
 
 
-@pytest.mark.parametrize("id", ["", "x" * 65, "ü", None, 5, b"x"])
-def test_confirming_an_invalid_id_is_refused(database: Database, id: Any) -> None:
-    good = send(database)
-    before = everything(database)
-    with pytest.raises(InvalidArgument, match="not a mail id"):
-        confirm(database, good, id)
-    with pytest.raises(BatchTooLarge, match="at most 256"):
-        confirm(database, *["x"] * 257)
-    assert everything(database) == before
+def test_confirming_an_invalid_id_is_refused(database: Database) -> None:
+    failures = Failures()
+    for id in ["", "x" * 65, "ü", None, 5, b"x"]:
+        with failures.of(id):
+            good = send(database)
+            before = everything(database)
+            with pytest.raises(InvalidArgument, match="not a mail id"):
+                confirm(database, good, id)
+            with pytest.raises(BatchTooLarge, match="at most 256"):
+                confirm(database, *["x"] * 257)
+            assert everything(database) == before
+    failures.check()
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [
+def test_a_mail_policy_out_of_range_is_refused(database: Database) -> None:
+    failures = Failures()
+    for policy in [
         {"pending_max": 0},
         {"pending_max": 1_000_001},
         {"pending_max": 1.5},
@@ -216,11 +221,10 @@ def test_confirming_an_invalid_id_is_refused(database: Database, id: Any) -> Non
         {"ttl_seconds": float("inf")},
         {"ttl_seconds": "7"},
         {"ttl_seconds": 10 * 365 * 86_400 + 1},
-    ],
-    ids=repr,
-)
-def test_a_mail_policy_out_of_range_is_refused(database: Database, policy: dict[str, Any]) -> None:
-    with pytest.raises(InvalidArgument, match=next(iter(policy))):
-        set_policy(database, **policy)
-    assert everything(database) == []
-    assert database.read(mailboxes.policy_of, "main") == MailPolicy(1_000, 604_800.0)
+    ]:
+        with failures.of(policy):
+            with pytest.raises(InvalidArgument, match=next(iter(policy))):
+                set_policy(database, **policy)
+            assert everything(database) == []
+            assert database.read(mailboxes.policy_of, "main") == MailPolicy(1_000, 604_800.0)
+    failures.check()

@@ -16,6 +16,7 @@ from fastness.limits import MCP_VALIDATION_SECONDS
 from fastness.mcp import schema_validator
 from fastness.mcp.exposed_tools import ExposedTool, check_arguments, check_value
 from fastness.mcp.schema_validator import BoundedValidator, errors_of
+from tests.support.failures import Failures
 
 CHECKS_MAX: Final = 100  # Of the time, before the clock of the test says that it is up.
 CALLS_MAX: Final = 5_000_000  # Of functions. A loop over items that no check interrupts makes most of them.
@@ -63,16 +64,19 @@ def test_no_schema_and_value_take_long(schema: Any, value: Any, monkeypatch: pyt
     assert calls["call"] + calls["c_call"] < CALLS_MAX
 
 
-@pytest.mark.parametrize("number", [float("inf"), float("-inf"), float("nan"), 10**400, -(10**400)])
-@pytest.mark.parametrize("step", [0.5, 3, 1e-300])
-def test_numbers_that_cannot_be_divided_are_refused(number: float, step: float) -> None:
-    schema = {"type": "object", "properties": {"n": {"multipleOf": step}}}
-    tool = ExposedTool("t", "queue", "jobs", "", schema)
-    with pytest.raises(InvalidArgument, match=r"n: the number is too large"):
-        check_arguments(tool, {"n": number})
-    with pytest.raises(InvalidArgument, match=r"a\[0\].b: the number is too large"):
-        check_arguments(tool, {"a": [{"b": number}]})
-    check_value(schema, {"n": number})  # Of a result, in which they are allowed.
+def test_numbers_that_cannot_be_divided_are_refused() -> None:
+    failures = Failures()
+    for step in [0.5, 3, 1e-300]:
+        for number in [float("inf"), float("-inf"), float("nan"), 10**400, -(10**400)]:
+            with failures.of((step, number)):
+                schema = {"type": "object", "properties": {"n": {"multipleOf": step}}}
+                tool = ExposedTool("t", "queue", "jobs", "", schema)
+                with pytest.raises(InvalidArgument, match=r"n: the number is too large"):
+                    check_arguments(tool, {"n": number})
+                with pytest.raises(InvalidArgument, match=r"a\[0\].b: the number is too large"):
+                    check_arguments(tool, {"a": [{"b": number}]})
+                check_value(schema, {"n": number})  # Of a result, in which they are allowed.
+    failures.check()
 
 
 def test_a_value_that_takes_too_long_is_refused_with_what_to_do() -> None:

@@ -4,18 +4,15 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-import pytest
 from jsonschema import Draft202012Validator
 
-from fastness.mcp.tool import Tool
 from fastness.mcp.tools import TOOLS
 from fastness.wire.catalog import PERMISSIONS
+from tests.support.failures import Failures
 
 # What would let a caller say who it is. Mail has a `sender` in answers, never in arguments.
 _IDENTITY: Final = {"agent", "as", "caller", "from", "holder", "identity", "owner", "sender", "token", "universe"}
 _SETTLING: Final = {"queue_ack", "queue_nack", "queue_extend", "lease_keep", "lease_release"}
-
-every_tool = pytest.mark.parametrize("tool", TOOLS, ids=[tool.name for tool in TOOLS])
 
 
 def objects(schema: Any) -> Iterator[dict[str, Any]]:
@@ -48,71 +45,94 @@ def test_names_are_unique_and_plain() -> None:
     assert set(names) >= _SETTLING
 
 
-@every_tool
-def test_schemas_are_valid_objects(tool: Tool[Any, Any]) -> None:
-    listed = tool.listed
-    assert listed.output_schema is not None
-    for schema in (listed.input_schema, listed.output_schema):
-        Draft202012Validator.check_schema(schema)
-        assert schema["type"] == "object"
-    for each in objects(listed.input_schema):
-        assert each["additionalProperties"] is False
+def test_schemas_are_valid_objects() -> None:
+    failures = Failures()
+    for tool in TOOLS:
+        with failures.of(tool):
+            listed = tool.listed
+            assert listed.output_schema is not None
+            for schema in (listed.input_schema, listed.output_schema):
+                Draft202012Validator.check_schema(schema)
+                assert schema["type"] == "object"
+            for each in objects(listed.input_schema):
+                assert each["additionalProperties"] is False
+    failures.check()
 
 
-@every_tool
-def test_no_tool_has_an_argument_that_names_the_caller(tool: Tool[Any, Any]) -> None:
-    for each in objects(tool.listed.input_schema):
-        assert not _IDENTITY & set(each["properties"])
+def test_no_tool_has_an_argument_that_names_the_caller() -> None:
+    failures = Failures()
+    for tool in TOOLS:
+        with failures.of(tool):
+            for each in objects(tool.listed.input_schema):
+                assert not _IDENTITY & set(each["properties"])
+    failures.check()
 
 
-@every_tool
-def test_every_settling_tool_requires_a_fence(tool: Tool[Any, Any]) -> None:
-    found = [each for each in objects(tool.listed.input_schema) if {"fence", "lease_id"} & set(each["properties"])]
-    assert found or tool.name not in _SETTLING
-    for each in found:
-        assert {"fence", "lease_id"} <= set(each["required"])
-        assert tool.name not in _SETTLING or _is_required(each, tool.listed.input_schema)
+def test_every_settling_tool_requires_a_fence() -> None:
+    failures = Failures()
+    for tool in TOOLS:
+        with failures.of(tool):
+            found = [
+                each for each in objects(tool.listed.input_schema) if {"fence", "lease_id"} & set(each["properties"])
+            ]
+            assert found or tool.name not in _SETTLING
+            for each in found:
+                assert {"fence", "lease_id"} <= set(each["required"])
+                assert tool.name not in _SETTLING or _is_required(each, tool.listed.input_schema)
+    failures.check()
 
 
-@every_tool
-def test_every_answer_with_a_lease_has_its_fence_and_its_end(tool: Tool[Any, Any]) -> None:
-    assert tool.listed.output_schema is not None
-    for each in objects(tool.listed.output_schema):
-        if "lease_id" in each["properties"]:
-            assert {"fence", "expires_at"} <= set(each["properties"])
+def test_every_answer_with_a_lease_has_its_fence_and_its_end() -> None:
+    failures = Failures()
+    for tool in TOOLS:
+        with failures.of(tool):
+            assert tool.listed.output_schema is not None
+            for each in objects(tool.listed.output_schema):
+                if "lease_id" in each["properties"]:
+                    assert {"fence", "expires_at"} <= set(each["properties"])
+    failures.check()
 
 
-@every_tool
-def test_every_tool_and_field_has_a_description(tool: Tool[Any, Any]) -> None:
-    listed = tool.listed
-    assert listed.title
-    assert 40 <= len(listed.description or "") <= 1_024
-    for schema in (listed.input_schema, listed.output_schema or {}):
-        for each in objects(schema):
-            for name, field in each["properties"].items():
-                assert any(found.get("description") for found in (field, *alternatives(field, schema))), name
+def test_every_tool_and_field_has_a_description() -> None:
+    failures = Failures()
+    for tool in TOOLS:
+        with failures.of(tool):
+            listed = tool.listed
+            assert listed.title
+            assert 40 <= len(listed.description or "") <= 1_024
+            for schema in (listed.input_schema, listed.output_schema or {}):
+                for each in objects(schema):
+                    for name, field in each["properties"].items():
+                        assert any(found.get("description") for found in (field, *alternatives(field, schema))), name
+    failures.check()
 
 
-@every_tool
-def test_every_argument_has_a_bound(tool: Tool[Any, Any]) -> None:
-    schema = tool.listed.input_schema
-    for each in objects(schema):
-        for name, field in each["properties"].items():
-            for found in alternatives(field, schema):
-                kind = found.get("type")
-                if kind == "string":
-                    assert {"maxLength", "enum", "pattern"} & set(found), name
-                elif kind == "array":
-                    assert "maxItems" in found, name
-                elif kind in ("integer", "number"):
-                    assert {"minimum", "maximum"} <= set(found), name
+def test_every_argument_has_a_bound() -> None:
+    failures = Failures()
+    for tool in TOOLS:
+        with failures.of(tool):
+            schema = tool.listed.input_schema
+            for each in objects(schema):
+                for name, field in each["properties"].items():
+                    for found in alternatives(field, schema):
+                        kind = found.get("type")
+                        if kind == "string":
+                            assert {"maxLength", "enum", "pattern"} & set(found), name
+                        elif kind == "array":
+                            assert "maxItems" in found, name
+                        elif kind in ("integer", "number"):
+                            assert {"minimum", "maximum"} <= set(found), name
+    failures.check()
 
 
-@every_tool
-def test_hints_and_verbs_are_consistent(tool: Tool[Any, Any]) -> None:
-    assert set(tool.verbs) <= PERMISSIONS
-    assert tool.verbs or tool.name.startswith("task_")
-    assert not (tool.read_only and tool.destructive)
+def test_hints_and_verbs_are_consistent() -> None:
+    failures = Failures()
+    for tool in TOOLS:
+        with failures.of(tool):
+            assert set(tool.verbs) <= PERMISSIONS
+            assert tool.verbs or tool.name.startswith("task_")
+            assert not (tool.read_only and tool.destructive)
+    failures.check()
 
 
 def _is_required(lease: dict[str, Any], root: dict[str, Any]) -> bool:

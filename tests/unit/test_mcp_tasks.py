@@ -22,6 +22,7 @@ from fastness.mcp.durable_tasks import TaskView
 from fastness.mcp.exposing import conceal, expose, expose_async, exposed
 from fastness.mcp.task_rows import Question
 from fastness.mcp.tasks import InputNeeded, task_of
+from tests.support.failures import Failures
 from tests.support.mcp_task_client import EXTENSION, TaskClient, TaskExtension
 
 REVISIONS: Final = ("2025-11-25", "2026-07-28")
@@ -380,26 +381,24 @@ async def test_a_client_that_has_not_declared_tasks_gets_none(plane: AsyncPlane)
             await client.start("resize", width="wide")
 
 
-@both_revisions
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
+async def test_wrong_arguments_start_nothing(plane: AsyncPlane) -> None:
+    failures = Failures()
+    for arguments, said in [
         ({}, "'width' is a required property"),
         ({"width": "3"}, "width: '3' is not of type 'integer'"),
         ({"width": 0}, "width: 0 is less than the minimum of 1"),
         ({"width": 1, "name": "a name that is too long"}, "name: 'a name that is too long' is too long"),
         ({"width": 1, "more": None}, "Additional properties are not allowed"),
-    ],
-)
-async def test_wrong_arguments_start_nothing(
-    plane: AsyncPlane, revision: str, arguments: dict[str, Any], said: str
-) -> None:
-    async with connected(plane, revision) as client:
-        refused = await client.client.call_tool("resize", arguments)
-        assert refused.is_error
-        assert refused.structured_content["code"] == "invalid_argument"
-        assert said in refused.content[0].text  # type: ignore[union-attr]
-    assert (await plane.queue("resize").stats()).ready == 0
+    ]:
+        for revision in REVISIONS:
+            with failures.of((arguments, said, revision)):
+                async with connected(plane, revision) as client:
+                    refused = await client.client.call_tool("resize", arguments)
+                    assert refused.is_error
+                    assert refused.structured_content["code"] == "invalid_argument"
+                    assert said in refused.content[0].text  # type: ignore[union-attr]
+                assert (await plane.queue("resize").stats()).ready == 0
+    failures.check()
 
 
 async def test_values_are_compared_with_schemas_in_threads(plane: AsyncPlane, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -578,9 +577,9 @@ MULTIPLYING: Final = {str(number): {"allOf": [{"$ref": f"#/$defs/{number + 1}"}]
 }
 
 
-@pytest.mark.parametrize(
-    ("schema", "said"),
-    [
+def test_a_schema_that_cannot_be_used_is_refused() -> None:
+    failures = Failures()
+    for schema, said in [
         ([], "must be a JSON object"),
         ({}, '"type": "object"'),
         ({"type": "array"}, '"type": "object"'),
@@ -607,15 +606,14 @@ MULTIPLYING: Final = {str(number): {"allOf": [{"$ref": f"#/$defs/{number + 1}"}]
         ({"type": "object", "description": "x" * 40_000}, "bytes; at most"),
         ({"type": "object", "$schema": "http://json-schema.org/draft-07/schema#"}, "another dialect"),
         ({"type": "object", "default": json.loads("[" * 80 + "]" * 80)}, "nested deeper"),
-    ],
-)
-def test_a_schema_that_cannot_be_used_is_refused(schema: Any, said: str) -> None:
-    with fastness.open("memory:") as plane:
-        with pytest.raises(InvalidArgument, match=said):
-            expose(plane, "resize", schema)
-        with pytest.raises(InvalidArgument, match=said):
-            expose(plane, "resize", {"type": "object"}, output_schema=schema)
-        assert exposed(plane) == []
+    ]:
+        with failures.of((schema, said)), fastness.open("memory:") as plane:
+            with pytest.raises(InvalidArgument, match=said):
+                expose(plane, "resize", schema)
+            with pytest.raises(InvalidArgument, match=said):
+                expose(plane, "resize", {"type": "object"}, output_schema=schema)
+            assert exposed(plane) == []
+    failures.check()
 
 
 def test_tools_are_exposed_listed_and_concealed() -> None:

@@ -24,6 +24,7 @@ from fastness.mcp.exposed_tools import ExposedTool
 from fastness.mcp.tools import TOOLS
 from fastness.names import checked_key
 from fastness.testing.clock import ManualClock
+from tests.support.failures import Failures
 
 Answer = dict[str, Any]
 BY_NAME: Final = {tool.name: tool for tool in TOOLS}
@@ -123,22 +124,27 @@ async def fleet(clock: ManualClock) -> AsyncIterator[Fleet]:
 # What every tool has.
 
 
-@pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.name)
-def test_every_tool_and_every_field_is_described(tool: Any) -> None:
-    listed = tool.listed
-    assert re.fullmatch(r"[a-z_]{3,40}", listed.name)
-    assert 40 <= len(listed.description) <= 500
-    for schema in (listed.input_schema, listed.output_schema):
-        assert schema["type"] == "object"
-        for place, each in [(listed.name, schema), *schema.get("$defs", {}).items()]:
-            for name, field in each.get("properties", {}).items():
-                described = field.get("description") or schema["$defs"][field["$ref"].rpartition("/")[2]]["description"]
-                assert len(described) > 10, (place, name)
-    for each in (listed.input_schema, *listed.input_schema.get("$defs", {}).values()):
-        assert each["additionalProperties"] is False
-        assert not {"agent", "owner", "sender", "from", "universe"} & set(each["properties"]), (
-            "the token says who calls"
-        )
+def test_every_tool_and_every_field_is_described() -> None:
+    failures = Failures()
+    for tool in TOOLS:
+        with failures.of(tool):
+            listed = tool.listed
+            assert re.fullmatch(r"[a-z_]{3,40}", listed.name)
+            assert 40 <= len(listed.description) <= 500
+            for schema in (listed.input_schema, listed.output_schema):
+                assert schema["type"] == "object"
+                for place, each in [(listed.name, schema), *schema.get("$defs", {}).items()]:
+                    for name, field in each.get("properties", {}).items():
+                        described = (
+                            field.get("description") or schema["$defs"][field["$ref"].rpartition("/")[2]]["description"]
+                        )
+                        assert len(described) > 10, (place, name)
+            for each in (listed.input_schema, *listed.input_schema.get("$defs", {}).values()):
+                assert each["additionalProperties"] is False
+                assert not {"agent", "owner", "sender", "from", "universe"} & set(each["properties"]), (
+                    "the token says who calls"
+                )
+    failures.check()
 
 
 @pytest.mark.parametrize("name", SETTLING)
