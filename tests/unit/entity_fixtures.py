@@ -1,7 +1,6 @@
 """Fixtures and short forms for the tests of entities."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -47,11 +46,3 @@ def rows_locked(plane: Plane) -> int:
 def row_locks(plane: Plane, count: int) -> int:
     """How many rows writes have to lock: none where processes share locks, unless another caller has locked them."""
     return 0 if plane._transport.locks is None else count
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait until another thread reaches a condition."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.001)

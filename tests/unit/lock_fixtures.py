@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
@@ -11,6 +10,7 @@ import pytest
 
 from fastness.errors import LockTimeout
 from fastness.runtime.locks.table import Held, LockTable
+from tests.support.waiting import eventually
 
 DATABASE = ["database"]
 TASKS = ["entity_type", "task"]
@@ -143,15 +143,8 @@ def done(future: "Future[Held]") -> Held:
     return future.result(SECONDS_MAX)
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS_MAX
-    while not condition():
-        assert time.monotonic() < deadline, "the condition was not met in time"
-        time.sleep(0.0005)
-
-
 def until_waiting(table: LockTable, number: int) -> None:
-    until(lambda: sum(level.waiting for level in table.stats().values()) == number)
+    eventually(lambda: sum(level.waiting for level in table.stats().values()) == number)
 
 
 def free(table: LockTable, path: list[str], mode: str = "X") -> bool:

@@ -1,8 +1,6 @@
 """Fixtures of the queue handle tests."""
 
-import asyncio
-import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from fastness.handles.sync.queues import Queue
 from fastness.testing.clock import ManualClock
 from fastness.wire.inboxes import DomainEvent
 from fastness.wire.queues import QueueStats
+from tests.support.waiting import eventually
 
 PATIENCE_SECONDS = 30.0  # A bound for every wait; far more than any test needs.
 LONG = 600.0  # Seconds that never pass: the test moves the clock, or another event ends the wait.
@@ -57,20 +56,6 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield threads
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Wait until `condition` holds."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.001)
-
-
-async def until_async(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not await condition():
-            await asyncio.sleep(0.001)
-
-
 def received(queue: Queue, **options: Any) -> Message:
     """The next message, which must exist; its lease is not extended."""
     message = queue.receive(**{"extend_for_seconds": 0, **options})
@@ -81,7 +66,7 @@ def received(queue: Queue, **options: Any) -> Message:
 def waiting(threads: ThreadPoolExecutor, queue: Queue, line: int = 1, **options: Any) -> "Future[Message | None]":
     """A waiting consumer, the last of `line`."""
     waiter = threads.submit(queue.receive, **{"wait_seconds": LONG, "extend_for_seconds": 0, **options})
-    until(lambda: queue.stats().waiting_consumers == line)
+    eventually(lambda: queue.stats().waiting_consumers == line)
     return waiter
 
 
@@ -140,4 +125,4 @@ def extended_twice(message: Message) -> None:
     """Wait until a lease was extended twice."""
     for _ in range(2):
         before = message.expires_ms
-        until(lambda before=before: message.expires_ms > before)
+        eventually(lambda before=before: message.expires_ms > before)

@@ -1,7 +1,7 @@
 """Fixtures for the tests of the relay: a hub without sockets, its agents and its commits."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -33,14 +33,9 @@ from fastness.wire.relay import (
     Sent,
 )
 from fastness.wire.requests import Request
+from tests.support.waiting import eventually_async
 
 DEADLINE_SECONDS = 30.0
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def quiet() -> None:
@@ -109,7 +104,7 @@ class Agent:
     async def __aenter__(self) -> "Agent":
         self.session = await self._hub.join("main", self.name, **self._options)
         self._pumping = asyncio.create_task(self._pump())
-        await until(lambda: len(self.frames) >= 2 or not self.reading.is_set())
+        await eventually_async(lambda: len(self.frames) >= 2 or not self.reading.is_set())
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -139,7 +134,7 @@ class Agent:
         return [bytes(mail.body) for mail in self.mails]
 
     async def get(self, count: int) -> list[Mail]:
-        await until(lambda: len(self.mails) >= count)
+        await eventually_async(lambda: len(self.mails) >= count)
         return self.mails
 
     def send(self, to: str, body: bytes = b"x", id: str | None = None, **options: Any) -> str:
@@ -154,7 +149,7 @@ class Agent:
         def found() -> list[Any]:
             return [frame for frame in self.all(Sent | Error | RateLimited) if frame.message_id == id]  # type: ignore[arg-type]
 
-        await until(found)
+        await eventually_async(found)
         return found()[0]
 
 

@@ -3,7 +3,6 @@
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +19,7 @@ from fastness.runtime.activity import writer as log_writer
 from fastness.runtime.activity.log import ActivityLog, LoggedRecord, Position
 from fastness.testing.clock import ManualClock
 from fastness.testing.faults import ChosenFault, faulty_objects
+from tests.support.waiting import eventually
 
 DAY_MS = 86_400_000
 START = "2023-11-14_22-13-20"  # The start of the manual clock.
@@ -57,13 +57,6 @@ def open_log(folder: Path, objects: ObjectStore, clock: ManualClock) -> Iterator
 @pytest.fixture
 def log(open_log: Open) -> ActivityLog:
     return open_log()
-
-
-def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "the condition was not met in time"
-        time.sleep(0.002)
 
 
 def local(folder: Path) -> list[str]:
@@ -116,7 +109,7 @@ def test_the_flusher_writes_without_a_call_of_flush(open_log: Open, folder: Path
     log = open_log(start_flusher=True)
     for number in range(3):
         log.log("main", "s", {"number": number})
-        until(lambda wanted=number + 1: log.stats().written == wanted)
+        eventually(lambda wanted=number + 1: log.stats().written == wanted)
     (path,) = folder.glob("main/*")
     assert [each["record"]["number"] for each in lines(path)[1:]] == [0, 1, 2]
 
@@ -284,7 +277,7 @@ def test_rotation_runs_in_its_own_thread(open_log: Open, objects: ObjectStore) -
     log = open_log(start_flusher=True, file_bytes_max=500, flush_seconds=0.001)
     for number in range(50):
         log.log("main", "s", {"number": number})
-    until(lambda: log.stats().rotated >= 1)
+    eventually(lambda: log.stats().rotated >= 1)
     assert [value["number"] for value in values(log.read("main"))] == list(range(50))
 
 
@@ -361,11 +354,11 @@ def test_an_idle_session_is_ended_automatically(open_log: Open, folder: Path, cl
     """Its file reaches the object store without a call of `end_session`."""
     log = open_log(start_flusher=True, flush_seconds=0.001)
     log.log("main", "quiet", {})
-    until(lambda: log.stats().written == 1)
+    eventually(lambda: log.stats().written == 1)
     clock.advance_ms(limits.ACTIVITY_IDLE_SECONDS * 1_000)
     log.log("main", "busy", {})
-    until(lambda: log.stats().rotated == 1)
-    until(lambda: [name.split("_")[2] for name in local(folder)] == ["busy"])
+    eventually(lambda: log.stats().rotated == 1)
+    eventually(lambda: [name.split("_")[2] for name in local(folder)] == ["busy"])
 
 
 def test_open_sessions_are_limited_and_idle_ones_are_ended(
@@ -543,9 +536,9 @@ def test_the_flusher_retries_failed_writes(open_log: Open, folder: Path) -> None
     folder.write_text("in the way")
     log = open_log(start_flusher=True, flush_seconds=0.001)
     log.log("main", "s", {"number": 0})
-    until(lambda: log.stats().failures >= 3)
+    eventually(lambda: log.stats().failures >= 3)
     folder.unlink()
-    until(lambda: log.stats().written == 1)
+    eventually(lambda: log.stats().written == 1)
 
 
 def failing_os(monkeypatch: pytest.MonkeyPatch, *, free_bytes: int, truncates: bool = True) -> None:
@@ -671,7 +664,7 @@ def test_records_accepted_during_close_are_written(open_log: Open) -> None:
     threads = [threading.Thread(target=work, args=(thread,)) for thread in range(3)]
     for thread in threads:
         thread.start()
-    until(lambda: min(accepted) > 100)
+    eventually(lambda: min(accepted) > 100)
     log.close()
     for thread in threads:
         thread.join()
@@ -687,7 +680,7 @@ def test_files_of_a_dead_process_are_rotated_when_the_log_is_opened(open_log: Op
     dead.close()
     assert len(local(folder)) == 1
     log = open_log(start_flusher=True)
-    until(lambda: log.stats().rotated == 1)
+    eventually(lambda: log.stats().rotated == 1)
     assert local(folder) == []
     assert values(log.read("main")) == [{"number": 0}]
 
@@ -752,10 +745,7 @@ def test_an_unexpected_error_in_a_session_does_not_end_the_flusher(
     log.log("main", "good", {"n": 2})
     assert failed.wait(60)
     log.log("main", "better", {"n": 3})
-    deadline = time.monotonic() + 60
-    while log.stats().written < 2:
-        assert time.monotonic() < deadline, "the record was not written in time"
-        time.sleep(0.001)
+    eventually(lambda: log.stats().written >= 2)
     assert log.stats().failures >= 1
     assert "ZeroDivisionError" in caplog.text
 

@@ -18,8 +18,8 @@ from fastness.layers.field_tiers import LOG_KIND
 from fastness.runtime.activity.best_effort import BestEffortFields
 from fastness.runtime.activity.log import ActivityLog
 from fastness.testing.clock import START_MS, ManualClock
+from tests.support.waiting import eventually
 from tests.unit import entity_fixtures
-from tests.unit.entity_fixtures import until
 from tests.unit.stored_pairs import everything
 
 url = entity_fixtures.url
@@ -61,7 +61,7 @@ def test_values_stay_in_their_universe_and_come_from_every_way_to_write_them(pla
     for wrong in ({"kind": "task"}, {"kind": "task", "id": 1, "fields": {}}, {"kind": "task", "id": "1", "fields": 7}):
         plane.activity.log("by-hand", wrong, kind=LOG_KIND)
     Plane(plane._transport, "other").entities.write("task", "1", {"ml_c": 3})
-    until(lambda: "ml_a" in plane.entities.get("task", "1", best_effort=True).fields)  # Logged after the commit.
+    eventually(lambda: "ml_a" in plane.entities.get("task", "1", best_effort=True).fields)  # Logged after the commit.
     assert plane.entities.get("task", "1", best_effort=True).fields == {"note": "n", "ml_a": 1, "ml_b": 2}
     assert Plane(plane._transport, "other").entities.get("task", "1", best_effort=True).fields == {"ml_c": 3}
 
@@ -150,7 +150,7 @@ def test_nodes_that_share_a_folder_see_each_others_values(postgres_url: str, tmp
         assert other.entities.get("task", "1", best_effort=True) is None
         for score in (1, 2):  # The second time, the file is followed.
             one.entities.write("task", "1", {"ml_score": score})
-            until(
+            eventually(
                 lambda score=score: (
                     (found := other.entities.get("task", "1", best_effort=True)) is not None
                     and found["ml_score"] == score
@@ -173,7 +173,7 @@ def test_nodes_with_an_object_store_see_ended_sessions(
             assert score == 1 or other.entities.get("task", "1", best_effort=True)["ml_score"] == 1
             one.entities.write("task", "1", {"ml_score": score}, session="s")
             one.activity.end("s")
-            until(
+            eventually(
                 lambda score=score: (
                     (found := other.entities.get("task", "1", best_effort=True)) is not None
                     and found["ml_score"] == score

@@ -26,8 +26,9 @@ from fastness.plane.embedded import EmbeddedTransport
 from fastness.plane.services import Services
 from fastness.testing.clock import START_MS, ManualClock
 from fastness.testing.faults import FaultyDatabase
+from tests.support.waiting import eventually
 from tests.unit import entity_fixtures
-from tests.unit.entity_fixtures import PATIENCE_SECONDS, TASK, logged, row_locks, rows_locked, until
+from tests.unit.entity_fixtures import PATIENCE_SECONDS, TASK, logged, row_locks, rows_locked
 from tests.unit.stored_pairs import everything
 
 url = entity_fixtures.url
@@ -271,7 +272,7 @@ def test_a_writer_waits_for_a_locked_row(plane: Plane, threads: ThreadPoolExecut
     with plane.locks.acquire(["record_id", "task/1"]):
         waiter = threads.submit(plane.entities.write, "task", "1", {"status": "theirs"})
         threads.submit(plane.entities.write, "task", "2", {"status": "theirs"}).result(PATIENCE_SECONDS)
-        until(lambda: plane.locks.stats()["record_id"].waiting == 1)
+        eventually(lambda: plane.locks.stats()["record_id"].waiting == 1)
         plane.entities.write("task", "1", {"status": "ours"})
     assert waiter.result(PATIENCE_SECONDS).versions == [2]
     assert plane.entities.get("task", "1")["status"] == "theirs"

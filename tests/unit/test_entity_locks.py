@@ -5,8 +5,7 @@
 
 import random
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ from fastness.errors import InvalidArgument, LeaseExpired, LockOrderViolation, L
 from fastness.layers import field_tiers
 from fastness.testing.clock import ManualClock
 from fastness.wire.locks import AcquireLocks, LockSession
+from tests.support.waiting import eventually
 
 PATIENCE_SECONDS = 60.0  # A bound for every wait; far more than any test needs.
 DATABASE, TASKS, ROW = ["database"], ["entity_type", "task"], ["record_id", "task/1"]
@@ -55,13 +55,6 @@ def threads() -> Iterator[ThreadPoolExecutor]:
     threads.shutdown(wait=False, cancel_futures=True)
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.001)
-
-
 def result(future: "Future[Any]") -> Any:
     return future.result(PATIENCE_SECONDS)
 
@@ -91,7 +84,7 @@ def test_a_lock_excludes_durable_writes_of_others_until_its_release(
             threads.submit(plane.entities.update, "task", "1", lambda _: {"seen": True}),
             threads.submit(transaction.commit),
         ]
-        until(lambda: waiting(plane) == len(writes))
+        eventually(lambda: waiting(plane) == len(writes))
         result(threads.submit(plane.entities.write, "task", "1", {"ml_score": 1}))  # BEST_EFFORT excludes no one.
         assert result(threads.submit(plane.entities.get, "task", "1")).version == 1
         assert [each for each in writes if each.done()] == []
@@ -99,11 +92,11 @@ def test_a_lock_excludes_durable_writes_of_others_until_its_release(
     assert plane.entities.get("task", "1").fields["status"] == "done"
     with plane.locks.acquire(path, mode):
         put = threads.submit(plane.entities.put_if_version, "task", "1", {"note": 3}, expected_version=5)
-        until(lambda: waiting(plane) == 1)
+        eventually(lambda: waiting(plane) == 1)
     assert result(put).versions == [6]
     with plane.locks.acquire(path, mode):
         deleted = threads.submit(plane.entities.delete, "task", "1")
-        until(lambda: waiting(plane) == 1)
+        eventually(lambda: waiting(plane) == 1)
     assert result(deleted) is True
     assert held(plane) == 0
 
@@ -285,7 +278,7 @@ def test_the_first_lock_waits_for_writes_that_take_none(
     assert began.wait(PATIENCE_SECONDS)
     table = plane._transport.services.locks("main")
     acquiring = threads.submit(plane.locks.acquire, TASKS)
-    until(lambda: table.has_callers)
+    eventually(lambda: table.has_callers)
     assert not acquiring.done()
     may_end.set()
     with result(acquiring):

@@ -21,6 +21,7 @@ from fastness.testing.clock import ManualClock
 from fastness.tiers import Tier
 from fastness.wire.canonical import canonical
 from fastness.wire.queues import MessageLease, NewMessage, QueuePolicy
+from tests.support.waiting import eventually
 
 DEADLINE_SECONDS = 30.0
 
@@ -166,10 +167,7 @@ def test_a_delivery_is_synced_within_seconds(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(limits, "IMPORTANT_SYNC_SECONDS_MAX", 0.02)
     with RocksDatabase(tmp_path / "kv") as database:
         database.transact(Transaction.put, b"a", b"1", may_lose=True)
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while database.has_unsynced:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        eventually(lambda: not database.has_unsynced)
 
 
 class SlowSync:

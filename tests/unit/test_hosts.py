@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +21,7 @@ from fastness.wire.effects import ExtendEffect
 from fastness.wire.hosting import CommitTurn
 from fastness.wire.json_values import decode_json
 from fastness.wire.requests import Request
+from tests.support.waiting import eventually
 
 PATIENCE_SECONDS = 30.0  # A bound for every wait; far more than any test needs.
 LARGE = "x" * 5_000  # More than an inbox item has inline.
@@ -59,14 +59,6 @@ def state_of(plane: Plane, app: HostApp, world: str, program: str | None = None)
 def bodies(plane: Plane, queue: str) -> list[Any]:
     """What was put into a queue, in order."""
     return [decode_json(message.payload or b"") for message in plane.queue(queue).peek(100)]
-
-
-def until(condition: Callable[[], Result]) -> Result:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.005)
-    return found
 
 
 def test_everything_that_a_program_emits_is_committed_with_its_turn(plane: Plane, app: HostApp) -> None:
@@ -368,10 +360,10 @@ def test_a_host_that_stops_gives_its_worlds_back(app: HostApp) -> None:
             plane.world(name).create(program="count")
         with Host(plane, app, lease_seconds=3_600) as host:
             plane.world("a").send("first")
-            until(lambda: plane.queue("done").stats().ready == 1)
+            eventually(lambda: plane.queue("done").stats().ready == 1)
             assert plane.world("a").hosting().owner is not None, "it is kept for the next item"
             plane.world("a").send("second")
-            until(lambda: plane.queue("done").stats().ready == 2)
+            eventually(lambda: plane.queue("done").stats().ready == 2)
         assert [plane.world(name).hosting().owner for name in ("a", "b")] == [None, None]
         plane.world("a").send("third")
         run_ready(plane, app)
@@ -385,8 +377,8 @@ def test_idle_worlds_are_given_back_and_held_ones_renewed(app: HostApp) -> None:
         plane.world("a").create(program="count")
         with Host(plane, app, lease_seconds=0.4):
             plane.world("a").send("first")
-            until(lambda: plane.queue("done").stats().ready == 1)
-            until(lambda: plane.world("a").hosting().owner is None)
+            eventually(lambda: plane.queue("done").stats().ready == 1)
+            eventually(lambda: plane.world("a").hosting().owner is None)
         assert plane.world("a").hosting().fence == 1, "its claim was kept until then"
 
 
@@ -402,8 +394,8 @@ def test_snapshots_and_compaction_keep_restores_short(app: HostApp) -> None:
         with Host(plane, app, snapshot_every=100):
             for _ in range(1_500):
                 world.send("go")
-            until(world.segments)
-            until(lambda: world.inbox.cursor() == 1_499)
+            eventually(world.segments)
+            eventually(lambda: world.inbox.cursor() == 1_499)
         restored = world.restore(number.reducer)
         assert restored.state["state"] == 1_500
         assert restored.folded <= 100 + BATCH_ENTRIES_MAX + 2
@@ -531,7 +523,7 @@ def test_the_lease_of_a_running_adapter_is_renewed(app: HostApp) -> None:
         plane.world("ada").create(program="calls")
         plane.world("ada").send("slow", 1)
         with Host(plane, app, lease_seconds=0.3):
-            until(lambda: state_of(plane, app, "ada") == {"1.0": [True, 1]})
+            eventually(lambda: state_of(plane, app, "ada") == {"1.0": [True, 1]})
     assert attempts == [1]
 
 

@@ -5,7 +5,6 @@ Commits run in a thread, so the tests wait for conditions; the clock is moved.
 
 import asyncio
 import threading
-import time
 from base64 import urlsafe_b64encode
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -37,6 +36,7 @@ from fastness.testing.clock import ManualClock
 from fastness.testing.faults import FaultyDatabase
 from fastness.wire.ingress import PUSH_MEDIA, DataPush, NewPush, Pushed, PushedData
 from fastness.wire.mail import Envelope, MailPolicy
+from tests.support.waiting import eventually_async
 
 ADA, BOB, EVE = (Address("main", name) for name in ("ada", "bob", "eve"))
 SECONDS_MAX = 60.0
@@ -109,17 +109,19 @@ class Bench:
 
     async def pass_until(self, reached: Callable[[], Any]) -> None:
         """Advance the clock second by second until the condition holds; a thread may delay a sleeper."""
-        deadline = time.monotonic() + SECONDS_MAX
-        while not reached():
-            assert time.monotonic() < deadline, "the condition was not met in time"
+
+        async def reached_a_second_later() -> bool:
             await self.pass_ms(1_000)
-            await asyncio.sleep(0.001)
+            return bool(reached())
+
+        if not reached():
+            await eventually_async(reached_a_second_later)
 
     async def flush(self) -> None:
         """Make the batch due, and wait until it is processed."""
         before = len(self.flushes)
         await self.pass_ms(200)
-        await until(lambda: len(self.flushes) > before)
+        await eventually_async(lambda: len(self.flushes) > before)
 
     def mails(self, to: Address = BOB) -> list[Envelope]:
         return self.inner.read(mailboxes.peek, to, after=-1, limit=256)
@@ -143,13 +145,6 @@ async def ticks() -> None:
         await asyncio.sleep(0)
 
 
-async def until(reached: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + SECONDS_MAX
-    while not reached():
-        assert time.monotonic() < deadline, "the condition was not met in time"
-        await asyncio.sleep(0.001)
-
-
 @pytest.fixture
 async def bench(clock: ManualClock) -> AsyncIterator[Bench]:
     bench = Bench(clock)
@@ -170,7 +165,7 @@ async def test_a_push_is_accepted_immediately_and_stored_200_ms_later(bench: Ben
     await bench.pass_ms(199)
     assert bench.count() == 0
     await bench.pass_ms(1)
-    await until(lambda: bench.flushes == [1])
+    await eventually_async(lambda: bench.flushes == [1])
     assert (bench.ingress.depth, bench.count()) == (0, 1)
 
 
@@ -196,7 +191,7 @@ async def test_256_pushes_are_stored_as_one_batch_without_waiting_200_ms(bench: 
     await ticks()
     assert bench.flushes == []
     await bench.push("255")
-    await until(lambda: bench.flushes == [256])
+    await eventually_async(lambda: bench.flushes == [256])
     assert [msgspec.json.decode(mail.body)["idempotency_key"] for mail in bench.mails()] == [*map(str, range(256))]
 
 
@@ -209,7 +204,7 @@ async def test_a_synced_push_is_stored_before_it_returns(bench: Bench) -> None:
 async def test_synced_pushes_share_their_commits(bench: Bench) -> None:
     bench.gate.close()
     tasks = [bench.begin(str(number), durability="synced") for number in range(100)]
-    await until(bench.gate.reached.is_set)
+    await eventually_async(bench.gate.reached.is_set)
     bench.gate.opened.set()
     assert {(await task).durability for task in tasks} == {"synced"}
     assert len(bench.flushes) <= 2
@@ -219,7 +214,7 @@ async def test_synced_pushes_share_their_commits(bench: Bench) -> None:
 async def test_pushes_accepted_during_a_commit_are_in_the_next_one(bench: Bench) -> None:
     bench.gate.close()
     first = bench.begin("1", durability="synced")
-    await until(bench.gate.reached.is_set)
+    await eventually_async(bench.gate.reached.is_set)
     await bench.push("2")
     assert bench.ingress.depth == 1
     bench.gate.opened.set()
@@ -306,7 +301,7 @@ async def test_a_busy_push_releases_its_key(bench: Bench) -> None:
     with pytest.raises(Busy, match="same idempotency key"):
         await late
     bench.gate.opened.set()
-    await until(lambda: not bench.ingress.depth)
+    await eventually_async(lambda: not bench.ingress.depth)
     again = await bench.push("late", to=EVE, durability="synced")
     assert (again.deduped, bench.count(EVE)) == (False, 1)
 
@@ -335,7 +330,7 @@ async def test_a_push_cancelled_while_waiting_for_space_releases_its_key(bench: 
     with pytest.raises(Busy, match="push it again"):
         await second
     bench.gate.opened.set()
-    await until(lambda: not bench.ingress.depth)
+    await eventually_async(lambda: not bench.ingress.depth)
     assert not (await bench.push("late")).deduped
 
 
@@ -347,7 +342,7 @@ async def fill(bench: Bench) -> None:
     bench.inner.transact(mailboxes.set_policy, "main", MailPolicy(pending_max=100_000))
     bench.gate.close()
     first = bench.begin("first", durability="synced")
-    await until(bench.gate.reached.is_set)
+    await eventually_async(bench.gate.reached.is_set)
     for number in range(INGRESS_QUEUE_MAX):
         await bench.push(f"full-{number}")
     assert bench.ingress.depth == INGRESS_QUEUE_MAX
@@ -388,12 +383,12 @@ async def test_a_waiting_push_gets_the_space_that_a_batch_frees(bench: Bench) ->
 async def test_a_lagging_writer_is_logged(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     bench.gate.close()
     first = bench.begin("1", durability="synced")
-    await until(bench.gate.reached.is_set)
+    await eventually_async(bench.gate.reached.is_set)
     await bench.push("2")
     for _ in range(2):
         await bench.pass_ms(999)
     assert bench.ingress.lag_seconds > 1
-    await until(lambda: "the writer of pushes is lagging" in caplog.text)
+    await eventually_async(lambda: "the writer of pushes is lagging" in caplog.text)
     bench.gate.opened.set()
     await first
 
@@ -459,7 +454,7 @@ async def test_a_commit_over_two_seconds_loses_its_batch_and_writes_nothing_late
     bench.gate.close()
     synced = bench.begin("1", durability="synced")
     await bench.push("2")
-    await until(bench.gate.reached.is_set)
+    await eventually_async(bench.gate.reached.is_set)
     await bench.pass_ms(1_999)
     assert not synced.done()
     await bench.pass_ms(1)
@@ -477,7 +472,7 @@ async def test_a_commit_over_two_seconds_loses_its_batch_and_writes_nothing_late
 async def test_a_late_commit_is_not_repeated_by_a_retry(bench: Bench) -> None:
     bench.gate.close("transact: answer")
     synced = bench.begin("1", durability="synced")
-    await until(bench.gate.reached.is_set)
+    await eventually_async(bench.gate.reached.is_set)
     await bench.pass_ms(2_000)
     with pytest.raises(Busy):
         await synced
@@ -489,7 +484,7 @@ async def test_a_late_commit_is_not_repeated_by_a_retry(bench: Bench) -> None:
 async def test_batches_behind_a_hanging_commit_are_abandoned_before_they_start(bench: Bench) -> None:
     bench.gate.close()
     first = bench.begin("1", durability="synced")
-    await until(bench.gate.reached.is_set)
+    await eventually_async(bench.gate.reached.is_set)
     await bench.pass_ms(2_000)
     second = bench.begin("2", durability="synced")
     await bench.pass_ms(2_000)
@@ -531,7 +526,7 @@ async def test_a_batch_ends_at_the_first_push_without_space(bench: Bench) -> Non
     bench.gate.close()
     await bench.push("first", durability="accepted")
     await bench.pass_ms(200)
-    await until(bench.gate.reached.is_set)
+    await eventually_async(bench.gate.reached.is_set)
     for number in range(INGRESS_QUEUE_MAX - 1):
         await bench.push(f"filler-{number}", to=Address("main", f"agent-{number % 8}"))
     pushing = asyncio.create_task(bench.ingress.push_many(ADA, batch("fits", *map(str, range(255)))))
@@ -868,7 +863,7 @@ async def test_an_error_after_the_commit_reaches_the_waiters_and_the_next_batch_
     monkeypatch.setattr(bench.ingress.dedupe, "settle", fail_at_the_second)
     bench.gate.close()
     before = bench.begin("before", durability="synced", to=EVE)
-    await until(bench.gate.reached.is_set)
+    await eventually_async(bench.gate.reached.is_set)
     first, second = (bench.begin(key, durability="synced") for key in ("first", "second"))
     await ticks()
     settled.clear()
@@ -893,7 +888,7 @@ async def test_the_writer_continues_when_the_buffer_fails(bench: Bench, monkeypa
 
     monkeypatch.setattr(bench.ingress._buffer, "next_batch", fail_once)
     await bench.push("first", durability="synced")  # The writer waits in the unpatched method.
-    await until(failed.is_set)
+    await eventually_async(failed.is_set)
     await bench.push("second", durability="synced")
     assert bench.count() == 2
 

@@ -35,8 +35,9 @@ from fastness.testing.clock import ManualClock
 from fastness.wire.queues import AckMessages, MessageLease, NewResult, WaitForCancel
 from fastness.wire.stored_messages import parse_id
 from tests.support.failures import Failures
+from tests.support.waiting import eventually
 from tests.unit import queue_handle_fixtures
-from tests.unit.queue_handle_fixtures import BLOB, received, until
+from tests.unit.queue_handle_fixtures import BLOB, received
 from tests.unit.stored_pairs import everything
 
 url = queue_handle_fixtures.url
@@ -364,7 +365,7 @@ def test_a_caller_that_waits_for_a_result_gets_it_with_the_commit(
     watches = plane._transport.services.database._watches
     before = watches.count
     waiting = threads.submit(receipt.result, wait_seconds=600)
-    until(lambda: watches.count > before)
+    eventually(lambda: watches.count > before)
     if how == "ack":
         message.ack(result=7)
         assert waiting.result(30) == 7

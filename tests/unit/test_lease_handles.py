@@ -3,8 +3,7 @@
 import asyncio
 import math
 import threading
-import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,6 +29,7 @@ from fastness.limits import LEASE_TTL_SECONDS_MAX, LEASE_WAIT_SECONDS_MAX, READ_
 from fastness.testing.clock import START_MS, ManualClock
 from fastness.wire.leases import LeaseProof
 from tests.support.failures import Failures
+from tests.support.waiting import eventually, eventually_async
 from tests.unit.stored_pairs import everything
 
 PATIENCE_SECONDS = 30.0  # A bound for every wait; far more than any test needs.
@@ -53,29 +53,15 @@ def threads() -> Iterator[ThreadPoolExecutor]:
     threads.shutdown(wait=False, cancel_futures=True)  # Remaining waiters are woken when the plane is closed.
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Wait until `condition` holds."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.001)
-
-
-async def until_async(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not await condition():
-            await asyncio.sleep(0.001)
-
-
 def in_line(plane: Plane, waiting: int, key: str = "deploy") -> None:
-    until(lambda: plane.lease(key).describe().waiting == waiting)
+    eventually(lambda: plane.lease(key).describe().waiting == waiting)
 
 
 async def in_line_async(plane: AsyncPlane, waiting: int, key: str = "deploy") -> None:
     async def are_there() -> bool:
         return (await plane.lease(key).describe()).waiting == waiting
 
-    await until_async(are_there)
+    await eventually_async(are_there)
 
 
 # Granting.
@@ -124,7 +110,7 @@ def test_a_with_block_renews_its_lease(plane: Plane, clock: ManualClock) -> None
     """The plane's clock moves only here; a renewal is due after half a second of real time."""
     with plane.lease("deploy").acquire("ada", ttl_seconds=1.5) as lease:
         clock.advance_ms(1_000)
-        until(lambda: lease.expires_ms == START_MS + 2_500)
+        eventually(lambda: lease.expires_ms == START_MS + 2_500)
         clock.advance_ms(1_000)
         with pytest.raises(LeaseHeld):
             plane.lease("deploy").acquire("bob")
@@ -136,7 +122,7 @@ async def test_an_async_with_block_renews_its_lease_while_the_event_loop_is_bloc
     async with fastness.open_async("memory:", clock=clock) as plane:
         async with await plane.lease("deploy").acquire("ada", ttl_seconds=1.5) as lease:
             clock.advance_ms(1_000)
-            until(lambda: lease.expires_ms == START_MS + 2_500)  # There is no `await`.
+            eventually(lambda: lease.expires_ms == START_MS + 2_500)  # There is no `await`.
             clock.advance_ms(1_000)
             with pytest.raises(LeaseHeld):
                 await plane.lease("deploy").acquire("bob")
@@ -167,7 +153,7 @@ def test_a_refused_renewal_in_a_with_block_is_seen_and_raised(plane: Plane, cloc
     ):
         clock.advance_ms(1_500)
         plane.lease("deploy").acquire("bob", ttl_seconds=600)
-        until(lambda: lease.lost)
+        eventually(lambda: lease.lost)
 
 
 def test_the_error_of_a_with_block_is_not_hidden(plane: Plane, clock: ManualClock) -> None:
@@ -207,7 +193,7 @@ def test_a_lease_outside_of_a_with_block_is_not_renewed(plane: Plane) -> None:
     with plane.lease("other").acquire("ada", ttl_seconds=1.5) as other:
         first = other.expires_ms
         plane.lease("other").held(other.id, fence=other.fence).keepalive(3)
-        until(lambda: other.expires_ms > first)  # The renewer had the time to renew both.
+        eventually(lambda: other.expires_ms > first)  # The renewer had the time to renew both.
     assert (lease.expires_ms, lease.lost) == (START_MS + 30, False)
 
 
@@ -419,7 +405,7 @@ def test_a_holder_that_loses_its_lease_while_renewing_waits(
     monkeypatch.setattr(database, "read", read_and_lose)
     renewing = threads.submit(plane.lease("deploy").acquire, "ada", wait_seconds=600)
     second = waiter.result(PATIENCE_SECONDS)
-    until(lambda: renewing.done() or plane.lease("deploy").describe().waiting == 1)
+    eventually(lambda: renewing.done() or plane.lease("deploy").describe().waiting == 1)
     second.release()
     assert renewing.result(PATIENCE_SECONDS).fence == 3
 

@@ -18,6 +18,7 @@ import fastness
 from fastness import AsyncPlane, Plane
 from fastness.errors import Closed, Fenced, InvalidArgument, LeaseExpired, LockOrderViolation, LockTimeout
 from fastness.testing.clock import ManualClock
+from tests.support.waiting import eventually
 
 PATIENCE_SECONDS = 60.0  # A bound for every wait; far more than any test needs.
 DATABASE, TASKS, NOTES = ["database"], ["entity_type", "task"], ["entity_type", "note"]
@@ -106,15 +107,8 @@ def fields(plane: Plane) -> Any:
     return None if found is None else found.fields
 
 
-def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "the condition was not met in time"
-        time.sleep(0.001)
-
-
 def until_waiting(plane: Plane, number: int) -> None:
-    until(lambda: sum(level.waiting for level in plane.locks.stats().values()) == number)
+    eventually(lambda: sum(level.waiting for level in plane.locks.stats().values()) == number)
 
 
 def advance_until_done(clock: ManualClock, future: "Future[Any]") -> None:
@@ -124,7 +118,7 @@ def advance_until_done(clock: ManualClock, future: "Future[Any]") -> None:
         clock.advance_ms(1)
         return future.done()
 
-    until(is_done)
+    eventually(is_done)
 
 
 def assert_free(plane: Plane, caller: Caller) -> None:
@@ -524,7 +518,7 @@ def test_a_lost_lock_fences_its_holder(
     stale = plane.atomic().check(held).write("task", "1", {"by": "stale"})
     with pytest.raises(Fenced):  # Whether or not the holder has noticed it.
         stale.commit()
-    until(lambda: held.is_lost)
+    eventually(lambda: held.is_lost)
     assert also.is_lost
     for refused in (
         held.check,
@@ -575,7 +569,7 @@ def test_a_held_lock_is_renewed_while_its_holder_works(plane: Plane, clock: Manu
     with plane.locks.acquire(row(1), lease_seconds=1.5) as held:
         before = expires_ms()
         clock.advance_ms(1_000)
-        until(lambda: expires_ms() == before + 1_000)
+        eventually(lambda: expires_ms() == before + 1_000)
         clock.advance_ms(1_000)
         assert not held.is_lost
         assert len(plane.atomic().check(held).commit()) == 1
@@ -598,7 +592,7 @@ def test_a_waiting_caller_is_renewed_and_gets_the_lock_of_a_crashed_holder(
 
     for _ in range(5):
         clock.advance_ms(5_000)  # More than its lease in all, so that its session has to be renewed.
-        until(lambda: expires_ms("ada") == clock.now_ms() + 10_000)
+        eventually(lambda: expires_ms("ada") == clock.now_ms() + 10_000)
     assert not waiting.done()
     clock.advance_ms(5_000)
     heir = waiting.result(PATIENCE_SECONDS)

@@ -11,6 +11,7 @@ from fastness.errors import LockOrderViolation, LockTimeout
 from fastness.layers import locks
 from fastness.runtime.locks.counters import LockCounters
 from fastness.runtime.locks.table import DATA_LEVELS, CallerLocks, Held, LockTable, Mode
+from tests.support.waiting import eventually
 from tests.unit import lock_fixtures
 from tests.unit.lock_fixtures import (
     COMPATIBLE,
@@ -24,7 +25,6 @@ from tests.unit.lock_fixtures import (
     done,
     free,
     row,
-    until,
     until_waiting,
 )
 
@@ -93,7 +93,7 @@ def test_threads_and_tasks_of_one_process_exclude_each_other(table: LockTable, n
     holds = [actor.acquire(row(1)) for actor in actors]
     until_waiting(table, 5)
     for number in range(6):
-        until(lambda: any(each.done() for each in holds))
+        eventually(lambda: any(each.done() for each in holds))
         (first,) = (each for each in holds if each.done())
         holds.remove(first)
         assert table.line_length(row(1)) == 6 - number
@@ -257,9 +257,9 @@ def test_acquire_all_acquires_all_or_none(table: LockTable, ada: Actor, bob: Act
 def test_a_claim_waits_in_one_line_after_the_other(table: LockTable, ada: Actor, bob: Actor, cyd: Actor) -> None:
     first, second = done(ada.acquire(row(1))), done(cyd.acquire(row(2)))
     both = bob.acquire_all([row(1), row(2)])
-    until(lambda: table.line_length(row(1)) == 2)
+    eventually(lambda: table.line_length(row(1)) == 2)
     first.release()
-    until(lambda: table.line_length(row(2)) == 2)
+    eventually(lambda: table.line_length(row(2)) == 2)
     assert not both.done()
     second.release()
     done(both).release()

@@ -2,8 +2,7 @@
 
 import asyncio
 import gc
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from fastness.handles.sync.mailboxes import Mailbox
 from fastness.testing.clock import START_MS, ManualClock
 from fastness.wire.mail import JoinMailbox, MailPolicy, NewMail
 from tests.support.failures import Failures
+from tests.support.waiting import eventually
 from tests.unit.stored_pairs import everything
 
 PATIENCE_SECONDS = 30.0  # A bound for every wait; far more than any test needs.
@@ -73,14 +73,6 @@ def bob(plane: Plane) -> Mailbox:
 def threads() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(4) as threads:
         yield threads
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait until `condition` holds."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.001)
 
 
 def bodies(mailbox: Mailbox, **options: Any) -> list[Any]:
@@ -321,7 +313,7 @@ def test_a_read_waits_at_most_wait_seconds(bob: Mailbox, clock: ManualClock, thr
         clock.advance_ms(1_000)
         return reading.done() and told.done()
 
-    until(over)
+    eventually(over)
     assert (reading.result(), told.result()) == ([], [])
 
 
@@ -331,7 +323,7 @@ def test_a_waiting_reader_is_replaced_by_another(
     first = bob.subscribe(wait_seconds=WAIT)
     waiting = threads.submit(next, first)
     try:
-        until(lambda: bob.stats().joined)
+        eventually(lambda: bob.stats().joined)
         second = plane.mailbox("bob").subscribe(wait_seconds=0)
         assert list(second) == []
         with pytest.raises(MailboxTaken):

@@ -4,7 +4,7 @@ import asyncio
 import io
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,14 +50,9 @@ from fastness.wire.frames import Call
 from fastness.wire.leases import AcquireLease
 from fastness.wire.queues import AckMessages, MessageLease, NewMessage, PutMessages, ReceiveMessages
 from fastness.wire.states import GetState
+from tests.support.waiting import eventually_async
 
 PUT = PutMessages("jobs", [NewMessage(b"1")])
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 class Server:
@@ -158,7 +153,7 @@ async def test_waiting_for_a_lease_is_timed(server: Server) -> None:
 
 async def test_a_call_that_waits_is_in_flight_and_waiting(server: Server) -> None:
     waiting = asyncio.create_task(server.measured.call(ReceiveMessages("jobs", "ada", wait_seconds=60)))
-    await until(lambda: server.metrics.waiting == 1)
+    await eventually_async(lambda: server.metrics.waiting == 1)
     assert server.metrics.in_flight == 1
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -351,7 +346,7 @@ async def test_cancelled_scrape_keeps_the_previous_depths(server: Server, monkey
         slow.setattr("fastness.server.metrics.read_queues", lambda *_: asyncio.Event().wait())
         server.metrics._queues_at = float("-inf")
         reading = asyncio.create_task(server.metrics.refresh(server.transport))
-        await until(server.metrics._reading.locked)
+        await eventually_async(server.metrics._reading.locked)
         await asyncio.sleep(0)
         reading.cancel()
         await asyncio.wait([reading])
@@ -488,7 +483,7 @@ async def test_requests_are_in_flight_until_answered_unless_they_wait_for_messag
     started.clear()
     polling = asyncio.create_task(get(app, "/poll"))
     await started.wait()
-    await until(lambda: health.in_flight == 0)
+    await eventually_async(lambda: health.in_flight == 0)
     await server.transport.call(PUT)
     await polling
 

@@ -1,7 +1,6 @@
 """Move tasks: what they move and where to, their rate, and what is left of them after a crash."""
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,6 +33,7 @@ from fastness.wire.sqs import (
     PurgeSqsQueue,
     StartMoveTask,
 )
+from tests.support.waiting import eventually
 from tests.unit.queue_calls import ack, lease, lease_one, payloads, peek, proof, put, stats
 
 JOBS = QueueKey("main", "jobs")
@@ -307,13 +307,6 @@ def test_another_node_continues_when_one_has_stopped(database: Database, clock: 
 # The loop of an open plane.
 
 
-def wait_until(check: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not check():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
-
-
 def put_all(plane: EmbeddedTransport, count: int) -> None:
     for name, attributes in (("dead", {}), ("else", {}), ("jobs", redrive_to("dead"))):
         plane.call(CreateSqsQueue(name=name, attributes=attributes))
@@ -335,11 +328,11 @@ def test_a_plane_moves_messages_in_the_background(tmp_path: Path) -> None:
     try:
         put_all(plane, 600)
         plane.call(StartMoveTask(source="dead", destination="else"))
-        wait_until(lambda: moved(plane).status == "COMPLETED")
+        eventually(lambda: moved(plane).status == "COMPLETED")
         assert (moved(plane).moved, count(plane, "dead"), count(plane, "else")) == (600, 0, 600)
-        wait_until(lambda: plane.services._sqs_loop is not None and not plane.services._sqs_loop.is_running)
+        eventually(lambda: plane.services._sqs_loop is not None and not plane.services._sqs_loop.is_running)
         plane.call(StartMoveTask(source="dead", destination="else"))
-        wait_until(lambda: moved(plane).status == "COMPLETED")
+        eventually(lambda: moved(plane).status == "COMPLETED")
     finally:
         plane.close()
 
@@ -349,16 +342,16 @@ def test_a_task_continues_when_the_plane_is_opened_again(tmp_path: Path) -> None
     plane = open_plane(f"dir:{tmp_path}", Options(clock=clock))
     put_all(plane, 30)
     plane.call(StartMoveTask(source="dead", destination="else", per_second=100))
-    wait_until(lambda: moved(plane).moved == 10)
+    eventually(lambda: moved(plane).moved == 10)
     plane.close()
     clock.advance_ms(100)
     plane = open_plane(f"dir:{tmp_path}", Options(clock=clock))
     try:
-        wait_until(lambda: moved(plane).moved == 20)
+        eventually(lambda: moved(plane).moved == 20)
         clock.advance_ms(100)
-        wait_until(lambda: moved(plane).moved == 30)
+        eventually(lambda: moved(plane).moved == 30)
         clock.advance_ms(100)
-        wait_until(lambda: moved(plane).status == "COMPLETED")
+        eventually(lambda: moved(plane).status == "COMPLETED")
         assert count(plane, "else") == 30
     finally:
         plane.close()
@@ -370,9 +363,9 @@ def test_a_cancel_wakes_the_loop(tmp_path: Path) -> None:
     try:
         put_all(plane, 30)
         handle = plane.call(StartMoveTask(source="dead", destination="else", per_second=1)).handle
-        wait_until(lambda: moved(plane).moved == 1)
+        eventually(lambda: moved(plane).moved == 1)
         plane.call(CancelMoveTask(handle=handle))
-        wait_until(lambda: moved(plane).status == "CANCELLED")
+        eventually(lambda: moved(plane).status == "CANCELLED")
         assert moved(plane).moved == 1
     finally:
         plane.close()
@@ -386,13 +379,13 @@ def test_large_queues_are_emptied_after_the_answer(tmp_path: Path, monkeypatch: 
         put_all(plane, 1_000)
         answer = plane.call(PurgeSqsQueue(name="dead"))
         assert not answer.is_done
-        wait_until(lambda: count(plane, "dead") == 0)
+        eventually(lambda: count(plane, "dead") == 0)
         plane.call(PutMessages(queue="dead", messages=[NewMessage(payload=b"x")] * 250))
         plane.call(DeleteSqsQueue(name="dead"))
         with pytest.raises(QueueNotFound):
             count(plane, "dead")
         database = plane.services.database
-        wait_until(lambda: "dead" not in database.read(queues.names, "main", after="", limit=10))
+        eventually(lambda: "dead" not in database.read(queues.names, "main", after="", limit=10))
     finally:
         plane.close()
 
@@ -404,7 +397,7 @@ def test_two_nodes_move_each_message_once(postgres_url: str) -> None:
         planes[1].call(StartMoveTask(source="dead", destination="else"))
         for plane in planes:
             plane.services._note_sqs_work()  # Both work on it.
-        wait_until(lambda: moved(planes[0]).status == "COMPLETED")
+        eventually(lambda: moved(planes[0]).status == "COMPLETED")
         assert (moved(planes[0]).moved, count(planes[0], "dead"), count(planes[1], "else")) == (400, 0, 400)
     finally:
         for plane in planes:
@@ -418,12 +411,12 @@ def test_the_node_on_duty_continues_what_another_one_has_left(
     first = open_plane(postgres_url, Options())
     put_all(first, 30)
     first.call(StartMoveTask(source="dead", destination="else", per_second=1))
-    wait_until(lambda: moved(first).moved >= 1)
+    eventually(lambda: moved(first).moved >= 1)
     first.close()
     second = open_plane(postgres_url, Options())
     try:
         before = moved(second).moved
-        wait_until(lambda: moved(second).moved > before)
-        wait_until(lambda: count(second, "else") + count(second, "dead") == 30)  # They are two reads.
+        eventually(lambda: moved(second).moved > before)
+        eventually(lambda: count(second, "else") + count(second, "dead") == 30)  # They are two reads.
     finally:
         second.close()

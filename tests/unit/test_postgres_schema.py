@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from fastness.backends.postgres.schema import SCHEMA_VERSION, STEPS, upgrade_sch
 from fastness.errors import DatabaseFailed, NotFound, PlaneInUse, SchemaMismatch
 from fastness.kv import Transaction
 from fastness.tiers import Tier
+from tests.support.waiting import eventually
 
 Cli = Callable[..., Result]
 GUIDE = (Path(__file__).parents[2] / "docs" / "how-to" / "operate-postgresql.md").read_text()
@@ -223,9 +223,7 @@ def test_a_process_that_opens_during_an_upgrade_prevents_it(postgres_url: str) -
     thread.start()
     with psycopg.connect(postgres_url, autocommit=True) as watching:
         asleep = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'"
-        until = time.monotonic() + 60
-        while watching.execute(asleep).fetchone() is None:
-            assert time.monotonic() < until
+        eventually(lambda: watching.execute(asleep).fetchone())
     with psycopg.connect(postgres_url, autocommit=True, application_name="fastness") as older:
         read = older.execute("SELECT value FROM fastness_meta").fetchall()  # It waits for the upgrade.
         assert read == [("1",), ("1",)]

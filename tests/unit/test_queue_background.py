@@ -14,6 +14,7 @@ from fastness.errors import (
 )
 from fastness.handles.sync.queues import Queue
 from fastness.testing.clock import ManualClock
+from tests.support.waiting import eventually
 from tests.unit import queue_handle_fixtures
 from tests.unit.queue_handle_fixtures import (
     ON_ONE_BACKEND,
@@ -24,7 +25,6 @@ from tests.unit.queue_handle_fixtures import (
     received,
     records,
     served,
-    until,
     waiting,
 )
 
@@ -46,7 +46,7 @@ def test_the_lease_of_a_running_message_is_extended(running: Plane) -> None:
     message = jobs.receive()
     assert message is not None
     first = message.expires_ms
-    until(lambda: message.expires_ms > first + 1_500)
+    eventually(lambda: message.expires_ms > first + 1_500)
     assert jobs.receive() is None
     message.ack()
     assert (jobs.stats().acked_total, jobs.stats().expired_total, message.lost) == (1, 0, False)
@@ -90,7 +90,7 @@ def test_a_garbage_collected_message_is_not_extended(running: Plane) -> None:
     extended_twice(message)
     del message
     gc.collect()
-    until(lambda: jobs.stats().expired_total == 1)
+    eventually(lambda: jobs.stats().expired_total == 1)
     again = jobs.receive(extend_for_seconds=0)
     assert again is not None
     assert again.attempts == 2
@@ -103,7 +103,7 @@ def test_a_lease_is_extended_up_to_the_cap(running: Plane) -> None:
     message = jobs.receive(extend_for_seconds=7.5)
     assert message is not None
     first = message.expires_ms
-    until(lambda: jobs.stats().expired_total == 1)
+    eventually(lambda: jobs.stats().expired_total == 1)
     assert message.expires_ms > first
     with pytest.raises(QueueMessageLeaseMismatch):
         message.ack()
@@ -120,9 +120,9 @@ def test_a_message_whose_lease_was_taken_is_marked_lost(
         clock.advance_ms(10_000)
         return jobs.receive(visibility_seconds=600, extend_for_seconds=0) is not None
 
-    until(somebody_else_takes_it)
-    until(lambda: message.lost)
-    until(lambda: f"the lease on message {message.id} of jobs was lost" in caplog.text)
+    eventually(somebody_else_takes_it)
+    eventually(lambda: message.lost)
+    eventually(lambda: f"the lease on message {message.id} of jobs was lost" in caplog.text)
     with pytest.raises(QueueMessageLeaseMismatch):
         message.ack()
 
@@ -136,7 +136,7 @@ def test_due_entries_of_an_unused_queue_are_processed(running: Plane) -> None:
     jobs.put("b", delay_seconds=0.05)
     jobs.put("c", delay_seconds=0.05, ttl_seconds=0.1, priority=0)
     received(jobs, visibility_seconds=0.05)
-    until(lambda: counts(jobs.stats()) == {"ready": 1, "dead": 1})
+    eventually(lambda: counts(jobs.stats()) == {"ready": 1, "dead": 1})
     assert received(jobs).json() == "b"
 
 
@@ -144,7 +144,7 @@ def test_a_reopened_plane_processes_due_entries(tmp_path: Path) -> None:
     with fastness.open(f"dir:{tmp_path}", clock=ManualClock()) as plane:  # Whose time is long over.
         plane.queue("jobs").put("a", ttl_seconds=1)
     with fastness.open(f"dir:{tmp_path}") as plane:
-        until(lambda: plane.queue("jobs").stats().ready == 0)
+        eventually(lambda: plane.queue("jobs").stats().ready == 0)
 
 
 # Events.
@@ -218,7 +218,7 @@ def test_a_waiting_consumer_publishes_what_it_processed(
     received(jobs, visibility_seconds=1)
     waiter = waiting(threads, jobs)
     clock.advance_ms(1_000)
-    until(lambda: jobs.stats().dead == 1)
+    eventually(lambda: jobs.stats().dead == 1)
     clock.advance_ms(600_000)
     assert served(waiter) is None
     assert events(plane) == ["put", "leased", "expired", "dead-lettered"]

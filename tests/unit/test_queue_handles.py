@@ -33,6 +33,7 @@ from fastness.handles.workers import RestartPolicy
 from fastness.testing.clock import START_MS, ManualClock
 from fastness.wire.atomic import CommitAtomic
 from fastness.wire.queues import AckMessages, MessageLease, NewMessage, PutMessages, QueuePolicy
+from tests.support.waiting import eventually
 from tests.unit import queue_handle_fixtures
 from tests.unit.queue_handle_fixtures import (
     BLOB,
@@ -44,7 +45,6 @@ from tests.unit.queue_handle_fixtures import (
     mark,
     received,
     served,
-    until,
     waiting,
 )
 from tests.unit.stored_pairs import everything
@@ -166,7 +166,7 @@ def test_messages_are_acknowledged_with_the_next_receive(
     waiters = []
     for line, message in enumerate(second, 1):  # The second one waits behind the first.
         waiters.append(threads.submit(jobs.receive_many, 1, wait_seconds=LONG, ack=[message]))
-        until(lambda line=line: jobs.stats().waiting_consumers == line)
+        eventually(lambda line=line: jobs.stats().waiting_consumers == line)
         assert jobs.stats().acked_total == 2 + line, "the ack does not wait for a message"
     jobs.put_many([5, 6])
     assert sorted(message.json() for waiter in waiters for message in waiter.result(30)) == [5, 6]

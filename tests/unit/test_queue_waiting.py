@@ -26,6 +26,7 @@ from fastness.plane import Options, open_plane
 from fastness.runtime.consumer_options import ConsumerOptions, Polling
 from fastness.testing.clock import ManualClock
 from fastness.wire.queues import QueuePolicy
+from tests.support.waiting import eventually, eventually_async
 from tests.unit import queue_handle_fixtures
 from tests.unit.queue_handle_fixtures import (
     BLOB,
@@ -36,8 +37,6 @@ from tests.unit.queue_handle_fixtures import (
     extended_twice,
     received,
     served,
-    until,
-    until_async,
     waiting,
 )
 from tests.unit.stored_pairs import everything
@@ -73,7 +72,7 @@ def test_a_waiting_consumer_is_woken_by_the_end_of_a_delay(
     jobs.put("a", delay_seconds=60)
     waiter = waiting(threads, jobs)
     clock.advance_ms(59_999)
-    until(lambda: jobs.stats().waiting_consumers == 1)
+    eventually(lambda: jobs.stats().waiting_consumers == 1)
     assert not waiter.done()
     clock.advance_ms(1)
     assert served(waiter) == "a"
@@ -131,7 +130,7 @@ def test_a_waiting_consumer_is_woken_by_a_schedule_and_by_the_rate(
 def test_a_wait_that_times_out_returns_none(jobs: Queue, clock: ManualClock, threads: ThreadPoolExecutor) -> None:
     waiter = waiting(threads, jobs, wait_seconds=5)
     clock.advance_ms(4_999)
-    until(lambda: jobs.stats().waiting_consumers == 1)
+    eventually(lambda: jobs.stats().waiting_consumers == 1)
     assert not waiter.done()
     clock.advance_ms(1)
     assert served(waiter) is None
@@ -178,7 +177,7 @@ def test_too_many_waiting_consumers_are_refused(
         waiters = []
         for number, name in enumerate(names[:2]):
             waiters.append(threads.submit(plane.queue(name).receive, wait_seconds=LONG, extend_for_seconds=0))
-            until(lambda number=number: waiting_consumers.count == number + 1)
+            eventually(lambda number=number: waiting_consumers.count == number + 1)
         with pytest.raises(QueueBusy, match="2 consumers of all queues already wait") as busy:
             plane.queue(names[2]).receive(wait_seconds=LONG)
         assert (busy.value.retry, waiting_consumers.refused) == ("later", 1)
@@ -186,7 +185,7 @@ def test_too_many_waiting_consumers_are_refused(
         assert received(plane.queue("other"), wait_seconds=LONG).json() == "ready", "it need not wait"
         assert plane.queue(names[2]).receive() is None, "it does not wait"
         for number, (name, waiter) in enumerate(zip(names, waiters, strict=False)):
-            until(lambda name=name: plane.queue(name).stats().waiting_consumers > 0)
+            eventually(lambda name=name: plane.queue(name).stats().waiting_consumers > 0)
             plane.queue(name).put(number)
             assert served(waiter) == number
         assert waiting_consumers.count == 0
@@ -209,7 +208,7 @@ async def standing(plane: AsyncPlane, line: int) -> None:
     async def are_there() -> bool:
         return (await plane.queue("jobs").stats()).waiting_consumers == line
 
-    await until_async(are_there)
+    await eventually_async(are_there)
 
 
 async def test_waiting_tasks_are_served_in_order(url: str, clock: ManualClock) -> None:
@@ -323,7 +322,7 @@ def test_a_subscription_respects_its_credit(jobs: Queue, threads: ThreadPoolExec
     consumer = threads.submit(consume)
     settled = 0
     while settled < 5:
-        until(lambda settled=settled: len(found) == min(settled + 2, 5))
+        eventually(lambda settled=settled: len(found) == min(settled + 2, 5))
         for _ in range(20):
             assert jobs.stats().leased == min(2, 5 - settled)
         assert len(found) == min(settled + 2, 5)
@@ -367,7 +366,7 @@ def test_a_lost_message_returns_its_credit(jobs: Queue, clock: ManualClock, thre
                 return
 
     consumer = threads.submit(consume)
-    until(lambda: len(found) == 1)
+    eventually(lambda: len(found) == 1)
     clock.advance_ms(1_000)
     consumer.result(PATIENCE_SECONDS)
     assert (found[0].lost, len(found)) == (True, 2)
@@ -389,7 +388,7 @@ async def test_an_asynchronous_subscription_waits_for_messages(url: str, clock: 
         for number in range(3):
             await standing(plane, 1)
             await jobs.put(number)
-            await until_async(lambda number=number: first_of(found, number + 1))
+            await eventually_async(lambda number=number: first_of(found, number + 1))
         await asyncio.wait_for(consumer, PATIENCE_SECONDS)
         assert found == [(0, None), (1, None), (2, None)]
 
@@ -454,13 +453,13 @@ def test_a_lost_notification_delays_a_waiting_caller_by_the_poll_interval(
     assert served(consumer) == "a"
 
     reader = threads.submit(here.mailbox("ada").read, wait_seconds=20)
-    until(lambda: bool(here._transport.services.database._watches.count))
+    eventually(lambda: bool(here._transport.services.database._watches.count))
     there.mailbox("bob").send("ada", "hello")
     assert [mail.body for mail in reader.result(PATIENCE_SECONDS)] == [b'"hello"']
 
     held = there.lease("deploy").acquire("bob", ttl_seconds=LONG)
     acquirer = threads.submit(here.lease("deploy").acquire, "ada", ttl_seconds=LONG, wait_seconds=LONG)
-    until(lambda: here.lease("deploy").describe().waiting == 1)
+    eventually(lambda: here.lease("deploy").describe().waiting == 1)
     held.release()
     acquirer.result(PATIENCE_SECONDS).release()
 
@@ -500,7 +499,7 @@ def test_postgres_planes_extend_leases_and_sweep(postgres_url: str, tmp_path: Pa
         extended_twice(message)
         del message
         gc.collect()
-        until(lambda: jobs.stats().dead == 1)
+        eventually(lambda: jobs.stats().dead == 1)
 
 
 async def test_a_waiting_task_on_postgres_is_woken(postgres_url: str, tmp_path: Path, clock: ManualClock) -> None:

@@ -1,8 +1,8 @@
 """Quotas of universes: what is over one is refused, writes nothing, and is told to the caller."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from fastness.testing.clock import ManualClock
 from fastness.wire.collections import PutRow
 from fastness.wire.queues import NewMessage
 from fastness.wire.quotas import Quota
+from tests.support.waiting import eventually
 
 WAIT_SECONDS = 60.0
 
@@ -39,21 +40,14 @@ def plane(url: str) -> Iterator[Plane]:
 
 def when_there_is_room(put: Callable[[], Any]) -> Any:
     """The result of `put`, once it is accepted: on PostgreSQL only a measurement sees what was removed."""
-    deadline = time.monotonic() + WAIT_SECONDS
-    while True:
-        try:
-            return put()
-        except QuotaExceeded:
-            assert time.monotonic() < deadline, "no measurement has seen that there is room"
-            time.sleep(0.01)
 
+    def accepted() -> list[Any]:
+        with suppress(QuotaExceeded):
+            return [put()]
+        return []
 
-def eventually(condition: Callable[[], bool]) -> None:
-    """Return once the condition holds: a measurement that took long is not repeated at once."""
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "the condition does not hold"
-        time.sleep(0.01)
+    [result] = eventually(accepted, "room that a measurement has seen")
+    return result
 
 
 def fill(put: Callable[[], Any]) -> tuple[int, QuotaExceeded]:

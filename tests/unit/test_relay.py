@@ -52,8 +52,9 @@ from fastness.wire.relay import (
     Welcome,
 )
 from fastness.wire.requests import Request
+from tests.support.waiting import eventually_async
 from tests.unit import relay_fixtures
-from tests.unit.relay_fixtures import DEADLINE_SECONDS, Agent, Commits, id_of, pending, quiet, store, until
+from tests.unit.relay_fixtures import DEADLINE_SECONDS, Agent, Commits, id_of, pending, quiet, store
 
 transport = relay_fixtures.transport
 commits = relay_fixtures.commits
@@ -105,7 +106,7 @@ async def test_mail_sent_during_the_switch_to_live_delivery_keeps_its_order(
             racing = [asyncio.create_task(race(f"racer-{number}")) for number in range(3)]
             taken = 0
             while taken < 180:
-                await until(lambda: len(bob.mails) > taken)  # noqa: B023
+                await eventually_async(lambda: len(bob.mails) > taken)  # noqa: B023
                 new = bob.mails[taken:]
                 bob.confirm(*new)
                 taken += len(new)
@@ -129,7 +130,7 @@ async def test_a_session_without_new_mail_does_not_read(hub: RelayHub, commits: 
     async with Agent(hub, "ada") as ada, Agent(hub, "bob") as bob:
         ada.send("bob")
         bob.confirm(*await bob.get(1))
-        await until(lambda: ada.all(DeliveryConfirm))
+        await eventually_async(lambda: ada.all(DeliveryConfirm))
         await quiet()
         commits.batches.clear()
         await quiet()
@@ -140,7 +141,7 @@ async def test_more_sends_than_one_batch_are_all_answered(transport: AsyncEmbedd
     async with Agent(hub, "ada") as ada:
         ids = [id_of() for _ in range(MAIL_BATCH_MAX + 50)]
         ada.session.receive([Send(id, "bob", Body(b"x")) for id in ids])
-        await until(lambda: len(ada.all(Sent)) == len(ids))
+        await eventually_async(lambda: len(ada.all(Sent)) == len(ids))
         assert [sent.message_id for sent in ada.all(Sent)] == ids
         assert await pending(transport) == len(ids)
 
@@ -149,7 +150,7 @@ async def test_a_batch_takes_a_bounded_number_of_confirms_per_agent(hub: RelayHu
     async with Agent(hub, "bob") as bob:
         ids = [f"x{number}" for number in range(MAIL_BATCH_MAX)]
         bob.session.receive([Confirm(ids)] * 20)
-        await until(lambda: commits.count(ConfirmMail) == RELAY_CONFIRMS_MAX // MAIL_BATCH_MAX)
+        await eventually_async(lambda: commits.count(ConfirmMail) == RELAY_CONFIRMS_MAX // MAIL_BATCH_MAX)
         assert max(sum(isinstance(each, ConfirmMail) for each in batch) for batch in commits.batches) == 1
         assert {error.code for error in bob.all(Error)} == {"busy"}
 
@@ -162,11 +163,11 @@ async def test_a_delayed_batch_does_not_reorder_the_mail_of_a_sender(
         first = asyncio.Event()
         commits.held.append(first)
         ada.send("bob", b"1")
-        await until(lambda: not commits.held)
+        await eventually_async(lambda: not commits.held)
         ada.send("bob", b"2")
         await store(transport, 1, to="ada", sender="carol")  # Wakes ada's session.
         eve.send("bob", b"other")
-        await until(lambda: eve.all(Sent))  # Other senders are not delayed.
+        await eventually_async(lambda: eve.all(Sent))  # Other senders are not delayed.
         await quiet()
         assert not ada.all(Sent)
         first.set()
@@ -183,7 +184,7 @@ async def test_a_mailbox_has_one_read_at_a_time(
         gate = asyncio.Event()
         commits.held.append(gate)
         await store(transport, 1)
-        await until(lambda: not commits.held)
+        await eventually_async(lambda: not commits.held)
         await store(transport, 1)  # Reported while a read is in progress.
         await quiet()
         gate.set()
@@ -200,7 +201,7 @@ async def test_mail_removed_before_it_was_read_causes_no_further_reads(
         gate = asyncio.Event()
         commits.held.append(gate)
         [sent] = (await transport.call(SendMail("ada", [NewMail("bob", b"x", id_of())]))).mails
-        await until(lambda: not commits.held)
+        await eventually_async(lambda: not commits.held)
         await transport.call(ConfirmMail("bob", [sent.id]))
         gate.set()
         await quiet()
@@ -222,7 +223,7 @@ async def test_mail_is_removed_only_when_confirmed(transport: AsyncEmbeddedTrans
         await quiet()
         assert (len(bob.mails), await pending(transport)) == (10, 10)
         bob.confirm(*bob.mails[:4])
-        await until(lambda: len(bob.session.in_flight) == 6)
+        await eventually_async(lambda: len(bob.session.in_flight) == 6)
         assert await pending(transport) == 6
     async with Agent(hub, "bob") as again:
         assert again.frames[1] == QueueStatus(6)
@@ -255,7 +256,7 @@ async def test_late_repeated_and_unknown_confirms_are_harmless(
         first = await bob.get(3)
     async with Agent(hub, "bob") as bob, Agent(hub, "ada") as ada:
         bob.confirm(*first)
-        await until(lambda: len(ada.all(DeliveryConfirm)) == 3)
+        await eventually_async(lambda: len(ada.all(DeliveryConfirm)) == 3)
         bob.session.receive([Confirm([first[0].message_id, "never-was"])])
         bob.confirm(*first)
         assert await pending(transport) == 0
@@ -272,13 +273,13 @@ async def test_a_failed_confirmation_is_retried(
         await bob.get(2)
         commits.failing = Unreachable("gone")
         bob.confirm(*bob.mails)
-        await until(lambda: bob.session.retry_at_ms)
+        await eventually_async(lambda: bob.session.retry_at_ms)
         commits.failing = None
         await quiet()
         assert await pending(transport) == 2
         clock.advance_ms(round(RELAY_RETRY_SECONDS * 1_000))
         hub.tick()
-        await until(lambda: not bob.session.in_flight)
+        await eventually_async(lambda: not bob.session.in_flight)
         assert await pending(transport) == 0
 
 
@@ -298,13 +299,13 @@ async def test_mail_for_a_slow_reader_stays_stored_and_others_are_not_affected(
             ada.send("eve")
             ada.send("bob", b"y")
         await eve.get(50)
-        await until(lambda: len(ada.all(Sent)) == 100)
+        await eventually_async(lambda: len(ada.all(Sent)) == 100)
         await quiet()
         assert len(bob.session.in_flight) == held
         bob.reading.set()
         taken = 0
         while taken < 250:
-            await until(lambda: len(bob.mails) > taken)  # noqa: B023
+            await eventually_async(lambda: len(bob.mails) > taken)  # noqa: B023
             new = bob.mails[taken:]
             bob.confirm(*new)
             taken += len(new)
@@ -331,14 +332,14 @@ async def test_an_agent_waits_while_its_sends_are_not_stored(hub: RelayHub, comm
         gate = asyncio.Event()
         commits.held.append(gate)
         ada.send("bob")
-        await until(lambda: not commits.held)
+        await eventually_async(lambda: not commits.held)
         ada.session.receive([Send(id_of(), "bob") for _ in range(RELAY_SENDS_MAX)])
         waiting = asyncio.create_task(ada.session.wait_for_capacity())
         await quiet()
         assert not waiting.done()
         gate.set()
         await asyncio.wait_for(waiting, DEADLINE_SECONDS)
-        await until(lambda: len(ada.all(Sent)) == RELAY_SENDS_MAX + 1)
+        await eventually_async(lambda: len(ada.all(Sent)) == RELAY_SENDS_MAX + 1)
 
 
 # Takeovers and leaving.
@@ -349,18 +350,18 @@ async def test_a_new_session_replaces_the_old_one(transport: AsyncEmbeddedTransp
     async with Agent(hub, "bob") as old:
         await old.get(5)
         old.confirm(old.mails[0])
-        await until(lambda: len(old.session.in_flight) == 4)
+        await eventually_async(lambda: len(old.session.in_flight) == 4)
         async with Agent(hub, "bob") as new:
-            await until(lambda: old.session.ended)
+            await eventually_async(lambda: old.session.ended)
             assert old.session.ended == (REPLACED, "replaced")
-            await until(lambda: isinstance(old.frames[-1], Replaced))
+            await eventually_async(lambda: isinstance(old.frames[-1], Replaced))
             await new.get(4)
             await store(transport, 3)
             await new.get(7)
             assert [mail.sequence for mail in new.mails] == [1, 2, 3, 4, 5, 6, 7]
             assert len(old.mails) == 5
             old.confirm(*old.mails)  # A late confirmation still counts.
-            await until(lambda: hub.sessions[Address("main", "bob")] is new.session)
+            await eventually_async(lambda: hub.sessions[Address("main", "bob")] is new.session)
         assert new.session.ended is not None
 
 
@@ -370,7 +371,7 @@ async def test_a_reader_on_another_server_takes_over_immediately(
     async with Agent(hub, "bob") as bob:
         await quiet()
         await transport.call(JoinMailbox("bob", "another-session"))
-        await until(lambda: bob.session.ended)
+        await eventually_async(lambda: bob.session.ended)
         assert bob.session.ended == (REPLACED, "replaced")
     assert (await transport.call(CountMail("bob"))).joined, "a replaced session does not leave the mailbox"
 
@@ -381,7 +382,7 @@ async def test_a_slow_session_is_replaced(transport: AsyncEmbeddedTransport, hub
         await quiet()
         assert not bob.session.accepts_mail
         await transport.call(JoinMailbox("bob", "another-session"))
-        await until(lambda: bob.session.ended)
+        await eventually_async(lambda: bob.session.ended)
 
 
 async def test_a_cancelled_join_leaves_no_reader(
@@ -390,11 +391,11 @@ async def test_a_cancelled_join_leaves_no_reader(
     gate = asyncio.Event()
     commits.held.append(gate)
     joining = asyncio.create_task(hub.join("main", "bob", lambda request: None))
-    await until(lambda: not commits.held)
+    await eventually_async(lambda: not commits.held)
     joining.cancel()
     await asyncio.wait({joining})
     gate.set()
-    await until(lambda: len(commits.batches) == 2)
+    await eventually_async(lambda: len(commits.batches) == 2)
     await quiet()
     assert not hub.sessions
     assert not (await transport.call(CountMail("bob"))).joined
@@ -411,7 +412,7 @@ async def test_requests_before_the_end_of_a_connection_are_committed(
     async with Agent(hub, "ada") as ada:
         await ada.get(1)
         assert ada.bodies == [b"last mail"]
-        await until(lambda: ada.all(DeliveryConfirm))
+        await eventually_async(lambda: ada.all(DeliveryConfirm))
     assert await pending(transport) == 0
 
 
@@ -437,7 +438,7 @@ async def test_a_silent_agent_is_pinged_and_then_disconnected(hub: RelayHub, clo
         assert not bob.all(Ping)
         clock.advance_ms(1)
         hub.tick()
-        await until(lambda: bob.all(Ping))
+        await eventually_async(lambda: bob.all(Ping))
         clock.advance_ms(round(RELAY_PONG_SECONDS * 1_000) - 1)
         hub.tick()
         assert bob.session.ended is None
@@ -455,7 +456,7 @@ async def test_any_frame_resets_the_ping_timer(hub: RelayHub, clock: ManualClock
             clock.advance_ms(round(RELAY_PONG_SECONDS * 1_000) - 1)
             bob.session.receive([sign])
             hub.tick()
-        await until(lambda: len(bob.all(Ping)) == 3)
+        await eventually_async(lambda: len(bob.all(Ping)) == 3)
         assert bob.session.ended is None
         assert bool(bob.all(Pong)) == isinstance(sign, Ping)
 
@@ -481,7 +482,7 @@ async def test_rejected_sends_are_answered_and_do_not_affect_others(
             Send("good-2", "bob", Body(b"x")),
         ]
         ada.session.receive(frames)
-        await until(lambda: len(ada.all(Sent | Error)) == len(frames))  # type: ignore[arg-type]
+        await eventually_async(lambda: len(ada.all(Sent | Error)) == len(frames))  # type: ignore[arg-type]
         errors = {error.message_id: (error.code, error.retry) for error in ada.all(Error)}
         assert errors == {
             "blocked": ("sender_blocked", "never"),
@@ -506,7 +507,7 @@ async def test_a_repeated_mail_is_stored_once(transport: AsyncEmbeddedTransport,
     async with Agent(hub, "ada") as ada:
         ada.send("bob", id="same")
         ada.send("bob", id="same")
-        await until(lambda: len(ada.all(Sent)) == 2)
+        await eventually_async(lambda: len(ada.all(Sent)) == 2)
         assert [(sent.duplicate, sent.durability) for sent in ada.all(Sent)] == [
             (False, "critical"),
             (True, "critical"),
@@ -520,7 +521,7 @@ async def test_a_failed_commit_is_reported_for_every_mail(hub: RelayHub, commits
         commits.failing = Unreachable("gone")
         ids = [id_of() for _ in range(3)]
         ada.session.receive([Send(id, "bob") for id in ids])
-        await until(lambda: len(ada.all(Error)) == 3)
+        await eventually_async(lambda: len(ada.all(Error)) == 3)
         assert [(error.message_id, error.code) for error in ada.all(Error)] == [(id, "unreachable") for id in ids]
 
 
@@ -531,7 +532,7 @@ async def test_a_failed_read_of_a_mailbox_is_retried(
         await quiet()
         commits.failing = Unreachable("gone")
         await store(transport, 1)
-        await until(lambda: bob.session.retry_at_ms)
+        await eventually_async(lambda: bob.session.retry_at_ms)
         commits.failing = None
         await quiet()
         assert not bob.mails
@@ -550,13 +551,13 @@ async def test_unauthorized_requests_are_rejected(hub: RelayHub) -> None:
         answer = await ada.answer(ada.send("bob"))
         assert answer.code == "not_allowed"
         ada.session.receive([Confirm(["x"])])
-        await until(lambda: len(ada.all(Error)) == 2)
+        await eventually_async(lambda: len(ada.all(Error)) == 2)
 
 
 async def test_a_second_authentication_is_rejected(hub: RelayHub) -> None:
     async with Agent(hub, "ada") as ada:
         ada.session.receive([Authenticate("eve")])
-        await until(lambda: ada.all(Error))
+        await eventually_async(lambda: ada.all(Error))
         assert ada.all(Error)[0].code == "invalid_argument"
 
 
@@ -568,8 +569,8 @@ async def test_invalid_confirms_are_rejected_and_valid_ones_accepted(
         await bob.get(1)
         many = [f"x{number}" for number in range(MAIL_BATCH_MAX + 1)]
         bob.session.receive([Confirm(["bad\n"]), Confirm(many), Confirm([bob.mails[0].message_id])])
-        await until(lambda: len(bob.all(Error)) == 2)
-        await until(lambda: not bob.session.in_flight)
+        await eventually_async(lambda: len(bob.all(Error)) == 2)
+        await eventually_async(lambda: not bob.session.in_flight)
         assert await pending(transport) == 0
 
 
@@ -580,11 +581,11 @@ async def test_a_draining_server_accepts_confirmations_and_rejects_mail(
     async with Agent(hub, "bob") as bob:
         await bob.get(1)
         hub.drain()
-        await until(lambda: bob.all(Draining))
+        await eventually_async(lambda: bob.all(Draining))
         answer = await bob.answer(bob.send("ada"))
         assert (answer.code, answer.retry) == ("shutdown_draining", "later")
         bob.confirm(*bob.mails)
-        await until(lambda: not bob.session.in_flight)
+        await eventually_async(lambda: not bob.session.in_flight)
         with pytest.raises(ShutdownDraining):
             await hub.join("main", "eve", lambda request: None)
     assert await pending(transport) == 0
@@ -601,35 +602,35 @@ async def test_a_sender_gets_the_receipts_of_its_absence_when_it_reconnects(
         await ada.answer(ids[-1])
     async with Agent(hub, "bob") as bob:
         bob.confirm(*await bob.get(3))
-        await until(lambda: not bob.session.in_flight)
+        await eventually_async(lambda: not bob.session.in_flight)
     async with Agent(hub, "ada") as ada:
-        await until(lambda: len(ada.all(DeliveryConfirm)) == 3)
+        await eventually_async(lambda: len(ada.all(DeliveryConfirm)) == 3)
         receipts = ada.all(DeliveryConfirm)
         assert [(each.message_id, each.to, each.was_stored) for each in receipts] == [
             (id, "bob@main", True) for id in ids
         ]
         ada.session.receive([ReceiptsSeen(receipts[1].sequence)])
-        await until(lambda: ada.session.unsaved_receipts_seen is None)
+        await eventually_async(lambda: ada.session.unsaved_receipts_seen is None)
         await quiet()
     async with Agent(hub, "ada") as ada:
         assert ada.all(Welcome)[0].receipts_seen == receipts[1].sequence
-        await until(lambda: ada.all(DeliveryConfirm))
+        await eventually_async(lambda: ada.all(DeliveryConfirm))
         await quiet()
         assert ada.all(DeliveryConfirm) == receipts[2:]
     async with Agent(hub, "ada", receipts_after=receipts[0].sequence) as ada:
-        await until(lambda: len(ada.all(DeliveryConfirm)) == 2)
+        await eventually_async(lambda: len(ada.all(DeliveryConfirm)) == 2)
         assert ada.all(DeliveryConfirm) == receipts[1:]
 
 
 async def test_an_invalid_receipt_position_is_an_error_and_does_not_end_the_session(hub: RelayHub) -> None:
     async with Agent(hub, "ada", receipts_after=1_000) as ada:
-        await until(lambda: ada.all(Error))
+        await eventually_async(lambda: ada.all(Error))
         assert ada.all(Error)[0].code == "invalid_argument"
         ada.send("ada")
         ada.confirm(*await ada.get(1))
-        await until(lambda: ada.all(DeliveryConfirm))
+        await eventually_async(lambda: ada.all(DeliveryConfirm))
         ada.session.receive([ReceiptsSeen(1_000)])
-        await until(lambda: len(ada.all(Error)) == 2)
+        await eventually_async(lambda: len(ada.all(Error)) == 2)
 
 
 async def test_confirmations_outside_the_relay_reach_the_sender(
@@ -639,7 +640,7 @@ async def test_confirmations_outside_the_relay_reach_the_sender(
         id = ada.send("bob")
         await ada.answer(id)
         await transport.call(ConfirmMail("bob", [id]))
-        await until(lambda: ada.all(DeliveryConfirm))
+        await eventually_async(lambda: ada.all(DeliveryConfirm))
         assert ada.all(DeliveryConfirm)[0].message_id == id
 
 
@@ -648,7 +649,7 @@ async def test_live_mail_is_not_marked_as_stored(hub: RelayHub) -> None:
         await quiet()
         ada.send("bob")
         bob.confirm(*await bob.get(1))
-        await until(lambda: ada.all(DeliveryConfirm))
+        await eventually_async(lambda: ada.all(DeliveryConfirm))
         assert [bob.mails[0].stored, ada.all(DeliveryConfirm)[0].was_stored] == [False, False]
 
 
@@ -659,9 +660,9 @@ async def test_more_receipts_than_one_read_are_all_sent(hub: RelayHub) -> None:
                 ada.session.receive([Send(id_of(), "bob") for _ in range(20)])
                 await bob.get(first + 20)
                 bob.confirm(*bob.mails[first:])
-            await until(lambda: not bob.session.in_flight)
+            await eventually_async(lambda: not bob.session.in_flight)
         async with Agent(hub, "ada", receipts_after=-1) as ada:
-            await until(lambda: len(ada.all(DeliveryConfirm)) == 200)
+            await eventually_async(lambda: len(ada.all(DeliveryConfirm)) == 200)
 
 
 # Rate limits.

@@ -21,8 +21,9 @@ from fastness.wire.relay import (
     Ping,
     Sent,
 )
+from tests.support.waiting import eventually_async
 from tests.unit import relay_fixtures
-from tests.unit.relay_fixtures import DEADLINE_SECONDS, Agent, Commits, quiet, until
+from tests.unit.relay_fixtures import DEADLINE_SECONDS, Agent, Commits, quiet
 
 transport = relay_fixtures.transport
 commits = relay_fixtures.commits
@@ -52,14 +53,14 @@ async def test_delivery_continues_when_a_step_of_a_batch_fails(
         failing = Failing(getattr(hub, step))
         monkeypatch.setattr(hub, step, failing)
         ada.send("bob", b"lost, perhaps")
-        await until(lambda: failing.has_failed)
+        await eventually_async(lambda: failing.has_failed)
         await quiet()
         last = bob
         if bob.session.ended is not None:  # Its read failed, so the agent reconnects.
             last = Agent(hub, "bob")
             await last.__aenter__()
         cyd.send("bob", b"after it")
-        await until(lambda: b"after it" in last.bodies)
+        await eventually_async(lambda: b"after it" in last.bodies)
         if last is not bob:
             await last.__aexit__()
 
@@ -73,8 +74,8 @@ async def test_a_failing_session_is_ended_and_the_others_continue(
         monkeypatch.setattr(ada.session, method, Failing(getattr(ada.session, method)))
         ada.send("bob", b"of ada")
         cyd.send("bob", b"of cyd")
-        await until(lambda: b"of cyd" in bob.bodies)
-        await until(lambda: ada.session.ended == (STOPPING, "failed"))
+        await eventually_async(lambda: b"of cyd" in bob.bodies)
+        await eventually_async(lambda: ada.session.ended == (STOPPING, "failed"))
         assert not ada.session.is_busy
         assert cyd.session.ended is None
     async with Agent(hub, "ada") as again:
@@ -99,7 +100,7 @@ async def test_a_session_that_fails_to_read_does_not_block_others(
         ada.send("cyd", b"x")
         hub.wake(bob.session)
         await cyd.get(1)
-        await until(lambda: bob.session.ended == (STOPPING, "failed"))
+        await eventually_async(lambda: bob.session.ended == (STOPPING, "failed"))
         assert not bob.session.is_busy
 
 
@@ -136,10 +137,10 @@ async def test_ticks_continue_after_errors_of_a_tick_or_a_session(
     async with Agent(hub, "ada") as ada, Agent(hub, "bob") as bob:
         failing = Failing(hub.tick)
         monkeypatch.setattr(hub, "tick", failing)
-        await until(lambda: failing.has_failed)
+        await eventually_async(lambda: failing.has_failed)
         monkeypatch.setattr(ada.session, "push", Failing(ada.session.push))
         clock.advance_ms(round(RELAY_PING_SECONDS * 1_000))
-        await until(lambda: bob.all(Ping))
+        await eventually_async(lambda: bob.all(Ping))
         assert ada.session.ended == (STOPPING, "failed")
 
 

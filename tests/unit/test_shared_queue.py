@@ -1,7 +1,6 @@
 """Several nodes on one queue of a PostgreSQL: what they count, whom a put wakes, and who gets which message."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +21,7 @@ from fastness.plane.sharing import run_alone
 from fastness.runtime.consumer_options import ConsumerOptions
 from fastness.runtime.sync.dispatcher import Dispatcher
 from fastness.wire.queues import MessageLease, NewMessage, PutMessages
+from tests.support.waiting import eventually
 
 DEADLINE_SECONDS = 30.0
 JOBS = QueueKey("main", "jobs")
@@ -41,13 +41,6 @@ def open_node(postgres_url: str) -> Iterator[OpenNode]:
     yield open_one
     for node in opened:
         node.close()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def put_shared(tx: Transaction) -> None:
@@ -76,7 +69,7 @@ def test_puts_that_a_process_runs_at_the_same_time_are_all_counted(open_node: Op
         holding = threads.submit(two.transact, hold)
         assert is_held.wait(DEADLINE_SECONDS)
         waiting = threads.submit(one.transact, put_and_wait)
-        until(lambda: one.contention.lock_waits > 0)
+        eventually(lambda: one.contention.lock_waits > 0)
         let_go.set()
         assert is_running.wait(DEADLINE_SECONDS)
         one.transact(put_shared)
@@ -106,7 +99,7 @@ def test_plain_puts_of_two_nodes_run_at_the_same_time(open_node: OpenNode) -> No
         put_in_one_call(NewMessage(delay_seconds=1.0, ttl_seconds=60.0))
         assert (two.contention.lock_waits, first.done()) == (0, False)
         exclusive = threads.submit(put_in_one_call, NewMessage(group="g"))
-        until(lambda: two.contention.lock_waits == 1)
+        eventually(lambda: two.contention.lock_waits == 1)
         assert not exclusive.done()
         finish.set()
         first.result(DEADLINE_SECONDS)
@@ -146,7 +139,7 @@ def test_a_put_leads_to_at_most_one_attempt_per_node(postgres_url: str, monkeypa
             for node, dispatcher in zip((one, two), dispatchers, strict=True):
                 for _ in range(consumers_per_node):
                     threads.submit(consume, node, dispatcher)
-                until(lambda dispatcher=dispatcher: dispatcher.waiting(JOBS) == consumers_per_node)  # type: ignore[misc]
+                eventually(lambda dispatcher=dispatcher: dispatcher.waiting(JOBS) == consumers_per_node)  # type: ignore[misc]
             before = one.attempts + two.attempts
             for _ in range(count):
                 one.transact(put_shared)
@@ -164,7 +157,7 @@ def test_a_consumer_that_begins_to_wait_reads_the_queue_once(postgres_url: str) 
             assert watch.wait(DEADLINE_SECONDS)  # All watches fire once when the process begins to listen.
         dispatcher = Dispatcher(node, None, ConsumerOptions(poll_seconds=3_600.0))
         waiting = threads.submit(dispatcher.receive, JOBS, wait_ms=60_000, tier=None, owner="ada")
-        until(lambda: dispatcher.waiting(JOBS) == 1)
+        eventually(lambda: dispatcher.waiting(JOBS) == 1)
         node.transact(put_shared)
         assert len(waiting.result(DEADLINE_SECONDS).messages) == 1
         assert node.attempts == 2

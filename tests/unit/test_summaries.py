@@ -1,7 +1,6 @@
 """Summary lists, and integrity checks of worlds."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from fastness.limits import SUMMARY_LIST_MAX
 from fastness.plane.embedded import EmbeddedTransport
 from fastness.plane.services import Services
 from fastness.tiers import TierPolicy
+from tests.support.waiting import eventually
 
 NO_MANIFEST = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 
@@ -111,7 +111,7 @@ def test_lease_waiters_are_listed(plane: Plane) -> None:
     waiting = threading.Thread(target=lambda: plane.lease("orders/1").acquire("bob", wait_seconds=600).release())
     waiting.start()
     try:
-        _until(lambda: plane.waits().lines != [])
+        eventually(lambda: plane.waits().lines != [])
         (line,) = plane.waits().lines
         assert (line.key, line.waiting) == ("orders/1", 1)
         assert line.waited_seconds >= 0
@@ -227,10 +227,3 @@ def _world(plane: Plane, *, records: int, baseline: int, entries: int) -> None:
         {"n": baseline}, height=baseline, promote=True, receipt_horizon_height=baseline, manifest_hash=NO_MANIFEST
     )
     world.compact(entries=entries, margin=5)
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

@@ -4,7 +4,6 @@ import asyncio
 import os
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from fastness.tasks.chains import Chainable
 from fastness.testing.clock import ManualClock
 from fastness.wire.atomic import CommitAtomic
 from fastness.wire.queues import NackMessages
+from tests.support.waiting import eventually
 
 PATIENCE_SECONDS = 30.0  # A bound for every wait; far more than any test needs.
 
@@ -98,13 +98,6 @@ def fail(app: TaskApp, calls: Calls) -> Task[..., None]:
         raise ValueError("no luck")
 
     return fail
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def named(calls: Calls, name: str) -> list[Any]:
@@ -583,7 +576,7 @@ def test_a_task_that_rejects_or_retries_is_logged_in_one_line(
     rejected, retried = task.send("reject").id, task.send("retry").id
     worker = app.worker()
     worker.start()
-    until(lambda: worker.stats.failed == 2)
+    eventually(lambda: worker.stats.failed == 2)
     worker.stop()
     logged = [record for record in caplog.records if record.name == "fastness.worker"]
     assert not [record for record in logged if record.exc_info]
@@ -798,7 +791,7 @@ def test_many_threads_finish_a_group_once(request: pytest.FixtureRequest, nodes:
         for worker in workers:
             worker.start()
         plane = apps[0].plane
-        until(lambda: plane.queue("last").stats().put_total > 0)
+        eventually(lambda: plane.queue("last").stats().put_total > 0)
         for worker in workers:
             worker.stop()
         assert plane.queue("members").stats().acked_total == members

@@ -1,10 +1,8 @@
 """Timers fire into the inboxes of their worlds, once and in time. Time is moved, never slept."""
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
@@ -22,6 +20,7 @@ from fastness.runtime.maintenance.timer_loop import TimerLoop
 from fastness.runtime.publishing import discard
 from fastness.testing.clock import ManualClock
 from fastness.wire.inboxes import DomainEvent, Effect, Timer, TimerFired
+from tests.support.waiting import eventually
 
 DEADLINE_SECONDS = 30.0  # A thread that hangs fails the test.
 ADA = World("main", "ada")
@@ -54,13 +53,6 @@ def running(
         yield loop
     finally:
         loop.stop()
-
-
-def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def create(database: Database, *found: World) -> None:
@@ -129,7 +121,7 @@ def test_the_loop_of_an_embedded_plane_runs_while_there_are_timers(clock: Manual
     with MemoryDatabase(clock=clock) as database, running(database, clock) as loop:
         create(database, ADA, other)
         for world in (ADA, other):
-            until(lambda: not loop.is_running)
+            eventually(lambda: not loop.is_running)
             set_timer(database, "soon", clock.now_ms() + 100, world)
             loop.note_set(world.universe)
             assert loop.is_running
@@ -152,7 +144,7 @@ def test_a_plane_fires_timers_by_the_clock_of_a_test(clock: ManualClock) -> None
         world.drain()
         assert [each.timer_id for each in plane.timers.list("ada").timers] == ["t"]
         clock.advance_ms(86_400_000)
-        until(lambda: len(world.inbox.read()) == 2)
+        eventually(lambda: len(world.inbox.read()) == 2)
         assert world.inbox.read()[1][1] == TimerFired(timer_id="t", payload=b"p")
         assert plane.timers.list().timers == []
 
@@ -207,7 +199,7 @@ def test_two_nodes_that_fire_the_same_timers_fire_each_once(postgres_url: str) -
 
         one.transact(fill)
         with running(one, None, shared=True), running(other, None, shared=True):
-            until(lambda: one.read(timers.next_due_ns, "main") is None)
+            eventually(lambda: one.read(timers.next_due_ns, "main") is None)
         assert sorted(name for world in found for name in fired(one, world)) == names
 
 

@@ -16,7 +16,8 @@ from fastness.handles.workers import consumers
 from fastness.handles.workers.consumers import Window
 from fastness.limits import WORKER_CANCEL_SECONDS
 from fastness.wire.queues import AckMessages, NackMessages, ReceiveMessages, WaitForCancel
-from tests.unit.worker_fixtures import KINDS, PATIENCE_SECONDS, WorkerClock, eventually, working
+from tests.support.waiting import eventually
+from tests.unit.worker_fixtures import KINDS, PATIENCE_SECONDS, WorkerClock, working
 
 
 @pytest.fixture(autouse=True)

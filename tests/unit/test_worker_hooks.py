@@ -15,7 +15,8 @@ from fastness.handles.workers import consumers
 from fastness.plane.embedded import AsyncEmbeddedTransport
 from fastness.testing.clock import ManualClock
 from fastness.wire.queues import NackMessages
-from tests.unit.worker_fixtures import KINDS, PATIENCE_SECONDS, eventually, working
+from tests.support.waiting import eventually
+from tests.unit.worker_fixtures import KINDS, PATIENCE_SECONDS, working
 
 
 @pytest.fixture(autouse=True)

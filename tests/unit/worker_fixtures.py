@@ -121,13 +121,3 @@ def _start_tasks(
         thread.join(PATIENCE_SECONDS)
 
     return worker, stop
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    """Return once `condition` holds."""
-    pause = threading.Event()
-    for _ in range(round(PATIENCE_SECONDS / 0.005)):
-        if condition():
-            return
-        pause.wait(0.005)
-    raise AssertionError("it never came true")
