@@ -208,9 +208,15 @@ def test_an_upgrade_is_refused_while_a_transaction_uses_the_table(
 
 
 @pytest.mark.usefixtures("next_version")
-def test_a_process_that_opens_during_an_upgrade_prevents_it(postgres_url: str) -> None:
-    """It has read the old version and connects again: it waits for a lock, and the second look finds it."""
+def test_a_process_that_opens_during_an_upgrade_prevents_it(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has read the old version and connects again: it waits for a lock, and the second look finds it.
+
+    A lock of the test stands for the second between the looks.
+    """
     make_version_1(postgres_url)
+    monkeypatch.setattr(schema, "_CHECK_UNUSED", schema._CHECK_UNUSED.replace("pg_sleep(1)", "pg_advisory_lock(1)"))
     failures: list[BaseException] = []
 
     def upgrade() -> None:
@@ -219,15 +225,23 @@ def test_a_process_that_opens_during_an_upgrade_prevents_it(postgres_url: str) -
         except BaseException as error:
             failures.append(error)
 
-    thread = threading.Thread(target=upgrade)
-    thread.start()
+    def connect_again() -> None:
+        with psycopg.connect(postgres_url, autocommit=True, application_name="fastness") as older:
+            read.extend(older.execute("SELECT value FROM fastness_meta").fetchall())
+
+    read: list[tuple[str]] = []
+    threads = [threading.Thread(target=work) for work in (upgrade, connect_again)]
     with psycopg.connect(postgres_url, autocommit=True) as watching:
-        asleep = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'"
-        eventually(lambda: watching.execute(asleep).fetchone())
-    with psycopg.connect(postgres_url, autocommit=True, application_name="fastness") as older:
-        read = older.execute("SELECT value FROM fastness_meta").fetchall()  # It waits for the upgrade.
-        assert read == [("1",), ("1",)]
-    thread.join(60)
+        watching.execute("SELECT pg_advisory_lock(1)")
+        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND database IN (0, %s)"
+        [own] = watching.execute("SELECT oid FROM pg_database WHERE datname = current_database()").fetchone() or [0]
+        for waiters, thread in enumerate(threads, 1):
+            thread.start()
+            eventually(lambda expected=waiters: watching.execute(waiting, [own]).fetchone() == (expected,))
+        watching.execute("SELECT pg_advisory_unlock(1)")
+        for thread in threads:
+            thread.join()
+    assert read == [("1",), ("1",)]
     assert [type(failure) for failure in failures] == [PlaneInUse]
 
 
