@@ -12,6 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 import build_docs
+from tests.browser.console_pages import SLACK_MS
 
 ROOT = Path(__file__).parents[2]
 
@@ -70,11 +71,12 @@ def search(page: Page, words: str) -> None:
     expect(page.locator(".md-search-result__item").first).to_be_visible()
 
 
-@pytest.mark.parametrize("where", ["file", "http"])
+@pytest.mark.parametrize("where", [pytest.param("file", marks=pytest.mark.rotating), "http"])
 def test_search_finds_a_page_and_no_other_host_is_contacted(
     site: Path, served: str, browser: Browser, where: str
 ) -> None:
     context = browser.new_context()
+    context.set_default_timeout(SLACK_MS)
     page = context.new_page()
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
