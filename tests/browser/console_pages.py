@@ -1,17 +1,20 @@
 """The console for tests in a browser: the server, data for every page, and what a person does on a page."""
 
 import json
+import re
 import shutil
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import Final
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Page, expect
+from axe_playwright_python.base import AXE_SCRIPT, AxeResults
+from playwright.sync_api import Locator, Page, ViewportSize, expect
 
 from fastness import Plane
 from fastness.wire.inboxes import Effect, Timer
 from fastness.wire.quotas import Quota
+from tests.support.server_process import Server
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PAGES = [
@@ -38,13 +41,16 @@ PAGES = [
     "pipeline",
     "reports",
 ]
+COLOUR_RULES = ("color-contrast", "link-in-text-block")
 NO_MANIFEST = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 REPORT = "<!doctype html><title>Report</title><style>h1{color:rgb(1, 2, 3)}</style><h1 id=h>All is well</h1>"
 UNKNOWN_ID = "01980000-0000-7000-8000-000000000000"
-PHONE = {"width": 390, "height": 844}
+PHONE: Final[ViewportSize] = {"width": 390, "height": 844}
+VIEWPORT: Final[ViewportSize] = {"width": 1_280, "height": 900}
 MARKUP = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 MARKUP_NAME = "<img src=x onerror=document.title='owned'>#?.html"
 SLACK_MS = 60_000  # Upper bound for a busy machine; the tests wait for events.
+Guarded = tuple[Server, dict[str, str]]  # A server that requires tokens, and some tokens.
 expect.set_options(timeout=SLACK_MS)
 
 
@@ -131,7 +137,7 @@ class PageLog:
         page.on("request", lambda request: self.hosts.add(request.url.split("/")[2]))
 
 
-def open_page(page: Page, server: Any, where: str = "overview") -> None:
+def open_page(page: Page, server: Server, where: str = "overview") -> None:
     page.goto(f"{server.url}/console#/{where}")
     wait_until_loaded(page, where)
 
@@ -150,7 +156,7 @@ def sign_in(page: Page, token: str) -> None:
     page.get_by_role("button", name="Sign in").click()
 
 
-def tab_to(page: Page, target: Any) -> None:
+def tab_to(page: Page, target: Locator) -> None:
     for _ in range(40):
         page.keyboard.press("Tab")
         if target.evaluate("element => element === document.activeElement"):
@@ -168,15 +174,31 @@ def messages_to_show(plane: Plane) -> list[str]:
     return [queue.receive(owner="o" * 100, extend_for_seconds=0).id, done.id, letter]
 
 
-def check_by_axe(page: Page) -> None:
-    found = Axe().run(page, options={"iframes": False})
-    assert found.violations_count == 0, found.generate_report()
+def check_by_axe(page: Page, part: str | None = None, *, rules: Sequence[str] = ()) -> None:
+    """Check a page by axe, or only a part of it that was not there when the page was checked, or by some rules."""
+    options: dict[str, object] = {"iframes": False, "resultTypes": ["violations"]}
+    if rules:
+        options["runOnly"] = list(rules)
+    if page.evaluate("window.axe === undefined"):
+        page.evaluate(AXE_SCRIPT)
+    found = page.evaluate("([part, options]) => axe.run(part ?? document, options)", [part, options])
+    assert found["violations"] == [], AxeResults(found).generate_report()
 
 
-def check_both_themes(page: Page) -> None:
-    """Check a page by axe in dark and light."""
-    for theme in ("dark", "light"):
-        if page.evaluate("document.documentElement.dataset.theme") != theme:
-            page.keyboard.press("t")
-        assert page.evaluate("document.documentElement.dataset.theme") == theme
-        check_by_axe(page)
+def check_in_dark(page: Page) -> None:
+    """Check a page that is checked in light by the rules that depend on colours."""
+    assert page.evaluate("document.documentElement.dataset.theme") == "light"
+    page.keyboard.press("t")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    check_by_axe(page, rules=COLOUR_RULES)
+
+
+def check_counts(page: Page) -> None:
+    """Check that one of something is counted in the singular."""
+    found = re.findall(r"(?<![\d,.:/-])1 (?:dead )?(\w*[a-z]s)\b", page.locator("main").inner_text())
+    assert set(found) <= {"s", "ms", "is", "was"}
+
+
+def check_width(page: Page, width: int) -> None:
+    """Check that the page does not scroll sideways."""
+    assert page.evaluate("document.documentElement.scrollWidth") <= width, page.url

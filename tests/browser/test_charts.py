@@ -3,7 +3,6 @@
 import re
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -20,7 +19,7 @@ _OLDEST_SECONDS = 86_399  # Written as "23 h 59 min", the longest label of an ax
 
 
 @pytest.fixture(scope="module")
-def used(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def used(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server whose data has samples of the last 23 hours, and one queue."""
     folder = tmp_path_factory.mktemp("used")
     with fastness.open(f"dir:{folder / 'data'}") as plane:
@@ -40,7 +39,8 @@ def _store_samples(tx: Transaction, now_ms: int) -> None:
         samples.store(tx, "local", sample, [0, 1] if minutes < 60 else [1])
 
 
-def test_a_chart_has_hours_behind_it_when_it_is_opened(page: Page, used: Any) -> None:
+def test_a_chart_has_hours_behind_it_when_it_is_opened(fresh: Page, used: Server) -> None:
+    page = fresh
     page.goto(f"{used.url}/console#/overview?range=24%20h")
     depth = page.get_by_role("img", name="Depth in main, 22 h")
     expect(depth).to_be_visible()
@@ -61,8 +61,9 @@ def test_a_chart_has_hours_behind_it_when_it_is_opened(page: Page, used: Any) ->
     check_by_axe(page)
 
 
-@pytest.mark.parametrize("width", [1_440, PHONE["width"]])
-def test_no_label_of_an_axis_is_cut_off(page: Page, used: Any, width: int) -> None:
+@pytest.mark.parametrize("width", [pytest.param(1_440, marks=pytest.mark.rotating), PHONE["width"]])
+def test_no_label_of_an_axis_is_cut_off(fresh: Page, used: Server, width: int) -> None:
+    page = fresh
     page.set_viewport_size({"width": width, "height": 900})
     page.goto(f"{used.url}/console#/overview?range=24%20h")
     expect(page.get_by_role("img", name="Oldest in main, 22 h")).to_be_visible()
@@ -76,7 +77,8 @@ def test_no_label_of_an_axis_is_cut_off(page: Page, used: Any, width: int) -> No
     assert cut == 0, "a label begins outside of its chart"
 
 
-def test_a_queue_has_charts_of_its_own(page: Page, used: Any) -> None:
+def test_a_queue_has_charts_of_its_own(fresh: Page, used: Server) -> None:
+    page = fresh
     page.goto(f"{used.url}/console#/queues/invoices?range=24%20h")
     expect(page.get_by_role("img", name="Depth, 22 h")).to_be_visible()
     expect(page.get_by_role("img", name="Rates, 22 h")).to_be_visible()

@@ -13,7 +13,8 @@ QUEUES = 10_000
 ANSWER_BYTES_MAX = 1 << 20
 
 
-def test_ten_thousand_queues_are_listed_filtered_and_paged(page: Page, tmp_path: Path) -> None:
+def test_ten_thousand_queues_are_listed_filtered_and_paged(fresh: Page, tmp_path: Path) -> None:
+    page = fresh
     with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         for first in range(0, QUEUES, 250):
             batch = plane.atomic()
