@@ -1,9 +1,9 @@
 """Runs the tests on all cores: `python -m tests [FILE or FOLDER ...] [-- PYTEST ARGUMENTS]`.
 
 One process imports what most tests need, starts one PostgreSQL and one fork server for child processes, and then forks
-a process for each list of test files: nothing is imported, collected or started twice. Tests of Spark are one list, so
-they share a session. When the run ends, also by Ctrl-C or SIGTERM, every process that it started is killed, and its
-folder is removed.
+a process for each list of test files: nothing is imported, collected or started twice. The tests of Spark
+are one list, and those in a browser another. When the run ends, also by Ctrl-C or SIGTERM, every process that it
+started is killed, and its folder is removed.
 """
 
 import argparse
@@ -32,7 +32,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 SECONDS: Final = ROOT / "build" / "test-seconds.json"  # By file, of the runs before: the longest list begins first.
 BYTES_A_SECOND: Final = 8_000  # Of a test file that has not run yet.
 LISTS_A_PROCESS: Final = 8
-TOGETHER: Final = ("tests/pipeline",)  # One list: a second Spark would cost more than its tests.
+TOGETHER: Final = ("tests/browser", "tests/pipeline")  # One list each: they share a Chromium and a Spark.
 IMPORTS: Final = (
     "fastness.cli.main",
     "fastness.server.serving",
