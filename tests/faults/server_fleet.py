@@ -9,7 +9,6 @@ to PostgreSQL is cut, loses responses, or is silent for a while; PostgreSQL ends
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -21,6 +20,7 @@ import psycopg
 
 import fastness
 from fastness import Plane
+from tests.support.forked import start_python
 from tests.support.proxy import Proxy
 
 READY_SECONDS_MAX = 60.0  # How long a server may take to start; far more than it does.
@@ -56,7 +56,7 @@ class Server:
         """Start the process; `is_ready` is set once it serves."""
         self.is_ready.clear()
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
+            self._process = start_python(
                 self._command, stdout=subprocess.PIPE, stderr=log, text=True, env=self._environment
             )
         threading.Thread(target=self._watch_start, args=(self._process,), daemon=True).start()
@@ -98,7 +98,7 @@ class Fleet:
         self.servers: list[Server] = []
         fastness.open(url).close()  # Creates the tables.
         for number in range(size):
-            run = command or [sys.executable, "-m", "fastness.cli"]
+            run = command or ["-m", "fastness.cli"]
             self.servers.append(Server(folder, number, url, run))
 
     def __enter__(self) -> Self:

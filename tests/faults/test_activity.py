@@ -20,6 +20,7 @@ from fastness.runtime.activity import format as log_format
 from fastness.runtime.activity.log import ActivityLog, LoggedRecord
 from fastness.testing.clock import ManualClock
 from fastness.testing.faults import ChosenFault, Crash, faulty_objects
+from tests.support.forked import run_python, start_python
 
 LOGGING = """
 import sys, threading
@@ -55,8 +56,7 @@ def values(records: list[LoggedRecord]) -> list[Any]:
 
 
 def start_logging(folder: Path, *, file_bytes_max: int = 1 << 30) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-c", LOGGING, str(folder), str(file_bytes_max)]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE)
+    child = start_python(["-c", LOGGING, folder, str(file_bytes_max)], stdout=subprocess.PIPE)
     assert child.stdout is not None
     assert child.stdout.readline() == b"logging\n"
     return child
@@ -179,8 +179,7 @@ log.close()
 
 def test_a_file_that_cannot_grow_keeps_complete_lines_and_the_rest_is_buffered(tmp_path: Path) -> None:
     """Simulates a full disk where no small file system can be mounted."""
-    command = [sys.executable, "-c", FILLING, str(tmp_path / "activity")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = run_python(["-c", FILLING, tmp_path / "activity"], check=True)
     written, has_failed, error, later, dropped = json.loads(done.stdout)
     assert 500 < written < 1_500
     assert has_failed

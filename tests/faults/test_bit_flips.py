@@ -11,7 +11,6 @@ import re
 import select
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -28,6 +27,7 @@ from fastness.backends.rocksdb.log_records import LogWalk, fragments
 from fastness.cli.main import root
 from fastness.kv import Transaction
 from fastness.tiers import Tier
+from tests.support.forked import start_python
 
 CHILD = Path(__file__).parent / "flip_child.py"
 PAIRS = 260  # The log has two blocks, and a record that extends over both.
@@ -225,7 +225,7 @@ class Examiner:
     """A child process that examines damaged directories. It is replaced when it does not answer in time."""
 
     def __init__(self, what: str, undamaged: Path) -> None:
-        self._command = [sys.executable, str(CHILD), what]
+        self._command = [CHILD, what]
         self._undamaged = undamaged
         self._start()
 
@@ -234,8 +234,8 @@ class Examiner:
         copy = shutil.copytree(self._undamaged, Path(self._folder.name) / self._undamaged.name)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("FASTNESS_")}
         self.path = Path(copy)
-        self._child = subprocess.Popen(
-            [*self._command, str(copy)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        self._child = start_python(
+            [*self._command, copy], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
         assert self._answer() == "ready", "nothing is damaged yet"
 

@@ -3,7 +3,6 @@
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from fastness.backends.rocksdb import RocksDatabase
 from fastness.kv import Database, Subspace, Transaction, pages
+from tests.support.forked import run_python, start_python
 
 CHILD = Path(__file__).parent / "crash_child.py"
 SUBSPACE = Subspace("crash")
@@ -19,8 +19,7 @@ SUBSPACE = Subspace("crash")
 
 def kill_after(path: Path, run: int, delay_seconds: float) -> set[tuple[int, int, int]]:
     """Run the child, and kill it after a delay from its first acknowledgement. Returns what was acknowledged."""
-    command = [sys.executable, str(CHILD), str(path), str(run)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0) as child:
+    with start_python([CHILD, path, str(run)], stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         head = child.stdout.read(1)  # The first acknowledgement: from now on it is writing.
         time.sleep(delay_seconds)  # A random delay, not a wait for a condition.
@@ -64,7 +63,7 @@ def test_acknowledged_writes_survive_an_exit_without_close(tmp_path: Path) -> No
         "from fastness.tiers import Tier; database = RocksDatabase(Path(sys.argv[1]));"
         "database.transact(lambda tx: tx.put(b'important', b'1'), tier=Tier.IMPORTANT); os._exit(1)"
     )
-    subprocess.run([sys.executable, "-c", script, str(tmp_path / "kv")], check=False)
+    run_python(["-c", script, tmp_path / "kv"])
     with RocksDatabase(tmp_path / "kv") as database:
         assert get(database, b"important") == b"1"
 

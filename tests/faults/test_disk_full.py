@@ -4,7 +4,6 @@ import json
 import os
 import resource
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -18,6 +17,7 @@ from fastness.backends.rocksdb import RocksDatabase
 from fastness.errors import Backend, CommitUnknown, DatabaseFailed, DiskFull
 from fastness.kv import Transaction
 from fastness.tiers import Tier
+from tests.support.forked import run_python
 from tests.support.server_process import Server
 
 FILLING = """
@@ -36,8 +36,7 @@ for number in range(1_000):
 
 def test_a_file_size_limit_is_reported_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
     """Simulates a full disk where a small file system cannot be mounted."""
-    command = [sys.executable, "-c", FILLING, str(tmp_path / "kv")]
-    child = subprocess.run(command, capture_output=True, text=True, check=False)
+    child = run_python(["-c", FILLING, tmp_path / "kv"])
     acknowledged = len(child.stdout.splitlines())
     assert acknowledged > 10
     assert "fastness.errors.DiskFull" in child.stderr
@@ -137,8 +136,7 @@ plane.close()
 
 
 def test_a_failed_plane_can_be_reopened(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", REOPENING, str(tmp_path / "data")]
-    child = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    child = run_python(["-c", REOPENING, tmp_path / "data"])
     assert child.returncode == 0, child.stderr
     assert child.stdout.split() == ["0", "1", "2", "3", "4"]
 

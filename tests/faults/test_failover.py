@@ -1,8 +1,6 @@
 """Two PostgreSQL servers, one of which fails: nothing acknowledged is lost, and clients continue by themselves."""
 
 import json
-import subprocess
-import sys
 import threading
 import time
 import urllib.error
@@ -23,6 +21,7 @@ from fastness.errors import CommitUnknown, FastnessError, InvalidArgument, Unrea
 from fastness.kv import Transaction
 from fastness.tiers import Tier
 from tests.faults.postgres_pair import postgres_pair, until
+from tests.support.forked import run_python
 from tests.support.server_process import Server
 
 DEADLINE_SECONDS = 120.0  # A generous deadline for what the tests wait for.
@@ -403,8 +402,7 @@ def test_a_wrong_source_of_reads_is_refused(url: str, read_from: str) -> None:
 
 
 def run_cli(*arguments: str) -> str:
-    command = [sys.executable, "-m", "fastness.cli", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False)
+    done = run_python(["-m", "fastness.cli", *arguments])
     assert done.returncode == 0, done.stderr
     return done.stdout
 

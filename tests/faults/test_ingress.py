@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 import threading
 from base64 import urlsafe_b64encode
 from collections import Counter
@@ -27,6 +26,7 @@ from fastness.runtime.ingress.ingress import Ingress
 from fastness.testing.faults import FaultyDatabase, SeededFaults
 from fastness.wire.ingress import NewPush, Pushed
 from fastness.wire.mail import MailPolicy
+from tests.support.forked import start_python
 
 RECIPIENTS = [Address("main", f"r{number}") for number in range(20)]
 SENDER = Address("main", "ada")
@@ -227,7 +227,7 @@ asyncio.run(main())
 async def test_a_killed_process_loses_only_pushes_not_stored_yet(tmp_path: Path, lines: int) -> None:
     """Synced pushes and those accepted before them are stored; a retry stores the missing ones, once."""
     url = f"dir:{tmp_path}"
-    child = subprocess.Popen([sys.executable, "-W", "error", "-c", CHILD, url], stdout=subprocess.PIPE, text=True)
+    child = start_python(["-c", CHILD, url], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     acknowledged: list[tuple[str, str]] = []
     for line in child.stdout:

@@ -4,7 +4,6 @@ import json
 import random
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 
 from tests.faults import langgraph_child
+from tests.support.forked import start_python
 from tests.support.server_process import Server
 
 CHILD = Path(__file__).with_name("langgraph_child.py")
@@ -20,8 +20,7 @@ CHILD = Path(__file__).with_name("langgraph_child.py")
 
 @pytest.fixture(scope="module")
 def child() -> Iterator["subprocess.Popen[str]"]:
-    command = [sys.executable, str(CHILD)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+    with start_python([CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         yield child
         assert child.stdin is not None
         child.stdin.close()

@@ -26,6 +26,7 @@ from fastness import Plane
 from fastness.testing.histories import NEVER, Operation, Outcome, Violation
 from fastness.testing.histories.locks import check_locks
 from tests.faults import lock_child
+from tests.support.forked import start_python
 
 HERE = Path(__file__).parent
 SECONDS_MAX = 60.0  # Bounds every wait; far longer than any step takes.
@@ -61,11 +62,11 @@ every_size = pytest.mark.parametrize(
 def serving(folder: Path, data: str, *, command: list[str] | None = None) -> Iterator[str]:
     """The URL of a `fastness serve` process; `command` runs the CLI."""
     folder.mkdir()
-    run = [*(command or [sys.executable, "-m", "fastness.cli"]), "serve", "--data", data, "--port", "0"]
+    run = [*(command or ["-m", "fastness.cli"]), "serve", "--data", data, "--port", "0"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FASTNESS_")}
     environment["XDG_STATE_HOME"] = str(folder / "state")
     with (folder / "server.log").open("wb") as log:
-        process = subprocess.Popen(run, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
+        process = start_python(run, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
     try:
         assert process.stdout is not None
         url = process.stdout.readline().strip().rpartition(" ")[2]
@@ -459,7 +460,7 @@ FLAWS = {
 
 @pytest.mark.parametrize("flaw", FLAWS)
 def test_a_flaw_of_the_locks_is_found(flaw: str, tmp_path: Path) -> None:
-    command = [sys.executable, str(HERE / "flawed_server_child.py"), flaw]
+    command = [str(HERE / "flawed_server_child.py"), flaw]
     size = QUICK._replace(seconds=1.0, kills=0, stops=0)
     with serving(tmp_path / "server", f"dir:{tmp_path / 'data'}", command=command) as url:
         observed = Run([url], tmp_path, size).observe()

@@ -3,7 +3,6 @@
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from fastness.limits import MAIL_TTL_SECONDS
 from fastness.testing.histories import History, Operation, Outcome
 from fastness.testing.histories.mail import MailboxEntry, check_mailbox
 from tests.faults import mail_child
+from tests.support.forked import start_python
 
 CHILD = Path(__file__).parent / "mail_child.py"
 MAILS = 400  # Per sender, of which there are three.
@@ -23,8 +23,8 @@ MAILS = 400  # Per sender, of which there are three.
 
 def kill_after(folder: Path, run: int, lines: int) -> list[bytes]:
     """Run the child, kill it after that many lines of output, and return its output."""
-    command = [sys.executable, str(CHILD), f"dir:{folder}", f"run{run}", str(MAILS)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+    arguments = [CHILD, f"dir:{folder}", f"run{run}", str(MAILS)]
+    with start_python(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         said = [child.stdout.readline() for _ in range(lines)]
         child.send_signal(signal.SIGKILL)

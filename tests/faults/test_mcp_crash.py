@@ -3,7 +3,6 @@
 import asyncio
 import json
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
 import fastness
+from tests.support.forked import run_python, start_python
 from tests.support.mcp_task_client import TaskClient, TaskExtension
 from tests.support.server_process import SECONDS_MAX, Server
 
@@ -49,16 +49,13 @@ class Plane:
 
     def run(self, *words: str) -> None:
         """Run a command against the server."""
-        command = [sys.executable, "-m", "fastness.cli", "--url", self.url, "--token", self.tokens["worker"], *words]
-        subprocess.run(command, check=True, capture_output=True, timeout=SECONDS_MAX)
+        run_python(["-m", "fastness.cli", "--url", self.url, "--token", self.tokens["worker"], *words], check=True)
 
     @contextmanager
     def worker(self) -> Iterator[None]:
         """A worker in a process of its own."""
         arguments = [self.url, self.tokens["worker"], str(self.folder)]
-        process = subprocess.Popen(
-            [sys.executable, str(HERE / "mcp_worker_child.py"), *arguments], stdout=subprocess.PIPE, text=True
-        )
+        process = start_python([HERE / "mcp_worker_child.py", *arguments], stdout=subprocess.PIPE, text=True)
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"

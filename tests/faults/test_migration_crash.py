@@ -3,8 +3,6 @@
 import json
 import os
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from fastness.kv import Database
 from fastness.layers.migrations import BEGIN, END
 from fastness.runtime.maintenance.migrations import _pairs_of
 from fastness.testing.clock import ManualClock
+from tests.support.forked import run_python
 from tests.support.populated import everything, populate
 
 KILLS = 3
@@ -65,10 +64,9 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str
 
 def migrate(*words: str, kill_after: int = 0) -> tuple[int, str, list[str]]:
     """Run the command and kill it after so many steps; returns its exit code, output and steps."""
-    command = [sys.executable, "-c", CHILD, "migrate", *words, "--json"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FASTNESS_")}
     environment["STEPS"] = str(kill_after)
-    done = subprocess.run(command, capture_output=True, env=environment, text=True, check=False)
+    done = run_python(["-c", CHILD, "migrate", *words, "--json"], env=environment)
     steps = done.stderr.splitlines()
     assert not [line for line in steps if line.startswith("{")], done.stderr
     return done.returncode, done.stdout, steps

@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from random import Random
@@ -14,6 +13,7 @@ from fastness.plane import open_plane
 from fastness.plane.open import Options
 from fastness.wire.queues import NewMessage, PutMessages
 from fastness.wire.sqs import CreateSqsQueue, GetSqsQueue, ListMoveTasks, StartMoveTask
+from tests.support.forked import start_python
 
 MESSAGES = 600
 KILLS = 6
@@ -45,7 +45,7 @@ def test_every_message_is_moved_once_although_the_process_is_killed(tmp_path: Pa
     plane.close()
     seen = []
     for _ in range(KILLS):
-        child = subprocess.Popen([sys.executable, "-c", CHILD, url], stdout=subprocess.PIPE)
+        child = start_python(["-c", CHILD, url], stdout=subprocess.PIPE)
         assert child.stdout is not None
         assert child.stdout.readline() == b"open\n"
         time.sleep(random.uniform(0.05, 0.3))

@@ -19,6 +19,7 @@ import fastness
 from fastness import Plane, Transaction
 from fastness.errors import Fenced, FencingMismatch, LeaseConflict, LeaseExpired
 from fastness.testing.clock import ManualClock
+from tests.support.forked import start_python
 
 MARK = b"written under the lease"
 WAIT_SECONDS = 60.0  # A generous deadline for conditions that the tests wait for.
@@ -158,8 +159,7 @@ def pause_inside(tx: Transaction, lease: Any, paused: list[bool] = []) -> None: 
 
 @contextmanager
 def paused_child(url: str, folder: Path, where: str) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, __file__, url, str(folder), where]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = start_python([__file__, url, folder, where], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         yield process
     finally:

@@ -3,8 +3,6 @@
 import asyncio
 import os
 import resource
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +25,7 @@ from fastness.errors import (
 )
 from fastness.kv import Subspace, Transaction
 from fastness.tiers import Tier
+from tests.support.forked import start_python
 
 
 def put(tx: Transaction, key: bytes, value: bytes = b"1") -> None:
@@ -423,8 +422,7 @@ with PostgresDatabase(sys.argv[1]) as database:
 
 
 def test_two_processes_lose_no_increment(postgres_url: str, database: PostgresDatabase) -> None:
-    command = [sys.executable, "-c", COUNTING, postgres_url, "150"]
-    processes = [subprocess.Popen(command, env={**os.environ}) for _ in range(2)]
+    processes = [start_python(["-c", COUNTING, postgres_url, "150"]) for _ in range(2)]
     assert [process.wait(120) for process in processes] == [0, 0]
     counters = database.read(lambda tx: [int(value) for _, value in tx.scan(b"counter", b"countes", limit=10)])
     assert counters == [100, 100, 100]

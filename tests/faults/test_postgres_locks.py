@@ -15,7 +15,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -32,6 +31,7 @@ from fastness.kv.keys import pack, prefix_range
 from fastness.layers import locks
 from fastness.layers.lock_transaction import Waiting
 from fastness.wire.locks import GrantedLocks, LockSession
+from tests.support.forked import start_python
 
 DEADLINE_SECONDS = 60.0  # Bounds every wait; far longer than any step takes.
 AREAS = ("q", "w", "mail", "states", "leases")
@@ -457,8 +457,7 @@ def test_a_paused_node_blocks_only_what_it_holds_and_not_for_long(
     """PostgreSQL ends its transaction. When it goes on, it runs its function again."""
     one = nodes[0]
     key, other = key_in("q", "held"), key_in("q", "free")
-    command = [sys.executable, str(Path(__file__)), postgres_url]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as paused:
+    with start_python([__file__, postgres_url], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as paused:
         try:
             assert paused.stdin is not None
             assert paused.stdout is not None

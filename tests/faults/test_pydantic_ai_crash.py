@@ -2,8 +2,6 @@
 
 import os
 import random
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import pytest
 
 import fastness
 from tests.faults import pydantic_ai_child
+from tests.support.forked import run_python
 
 CHILD = Path(__file__).parent / "pydantic_ai_child.py"
 KILLS_MIN = 20
@@ -36,7 +35,7 @@ def test_killed_runs_end_as_one_that_was_not_interrupted(tmp_path: Path, request
     kills = max(KILLS_MIN, request.config.getoption("--kills"))
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
-    subprocess.run([sys.executable, str(CHILD), str(tmp_path), str(kills), str(seed)], check=True)
+    run_python([CHILD, tmp_path, str(kills), str(seed)], check=True)
     expected, count = uninterrupted(), pydantic_ai_child.OPERATIONS
 
     done: Counter[str] = Counter()  # Operations that are recorded, or were when the current child started.

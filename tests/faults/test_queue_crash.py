@@ -3,7 +3,6 @@
 import random
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +26,7 @@ from fastness.testing.histories.queues import check_queue
 from fastness.tiers import Tier
 from fastness.wire.queues import MessageLease, NewMessage
 from tests.faults import queue_child
+from tests.support.forked import start_python
 
 CHILD = Path(__file__).parent / "queue_child.py"
 PUTS = 250  # Per producer, of which there are four.
@@ -35,8 +35,8 @@ JOBS = QueueKey("main", "jobs")
 
 def kill_after(folder: Path, run: int, lines: int) -> list[bytes]:
     """Run the child, kill it after that many lines of output, and return its output."""
-    command = [sys.executable, str(CHILD), f"dir:{folder}", f"run{run}", "4", str(PUTS), "3", "0.5"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+    arguments = [CHILD, f"dir:{folder}", f"run{run}", "4", str(PUTS), "3", "0.5"]
+    with start_python(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         said = [child.stdout.readline() for _ in range(lines)]
         child.send_signal(signal.SIGKILL)

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -22,6 +21,7 @@ from fastness.limits import LOCK_LATE_MS_MAX
 from fastness.testing.histories import History, Outcome
 from fastness.testing.histories.queues import check_queue
 from tests.faults import queue_child
+from tests.support.forked import start_python
 
 CHILD = Path(__file__).parent / "queue_child.py"
 DEADLINE_SECONDS = 60.0  # A generous deadline for conditions that the tests wait for.
@@ -37,8 +37,8 @@ class Node:
         self.name = name
         self.lines: list[bytes] = []
         self._requests = count()
-        command = [sys.executable, str(CHILD), url, name, *map(str, (producers, puts, consumers, visibility))]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        arguments = [CHILD, url, name, *map(str, (producers, puts, consumers, visibility))]
+        self._process = start_python(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 

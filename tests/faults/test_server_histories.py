@@ -1,7 +1,6 @@
 """Two and three real servers on one PostgreSQL, with kills, pauses and partitions: no client sees a contradiction."""
 
 import random
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -74,7 +73,7 @@ SLOW = ("miss_notifications", "forget_keys", "lose_commits")
 def test_a_flaw_of_the_servers_is_found(flaw: str, postgres_url: str, tmp_path: Path) -> None:
     """Histories of servers that break one guarantee; each flaw shows in one of a few."""
     faults, message = FLAWS[flaw]
-    command = [sys.executable, str(HERE / "flawed_server_child.py"), flaw]
+    command = [str(HERE / "flawed_server_child.py"), flaw]
     with (
         server_fleet.Fleet(postgres_url, tmp_path, 2, command=command) as fleet,
         pytest.raises(Violation, match=message),

@@ -2,19 +2,18 @@
 
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.forked import run_python
 
 CHILD = Path(__file__).parent / "session_child.py"
 KILLS_MIN = 20
 
 
 def run_child(*arguments: str) -> list[str]:
-    command = [sys.executable, "-W", "error", str(CHILD), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_python([CHILD, *arguments])
     assert done.returncode == 0, done.stderr[-5_000:]
     return done.stdout.splitlines()
 

@@ -20,6 +20,7 @@ import pytest
 import fastness
 from fastness import Plane
 from fastness.errors import Fenced, LeaseExpired
+from tests.support.forked import start_python
 from tests.support.http_server import serving
 
 ROOT = Path(__file__).parents[2]
@@ -48,8 +49,8 @@ def server(backend: str, tmp_path: Path, request: pytest.FixtureRequest, monkeyp
 
 @contextmanager
 def caller(url: str, *, lease_seconds: float) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "tests.faults.test_shared_locks", url, str(lease_seconds)]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+    arguments = ["-m", "tests.faults.test_shared_locks", url, str(lease_seconds)]
+    process = start_python(arguments, cwd=ROOT, stdout=subprocess.PIPE)
     try:
         yield process
     finally:

@@ -20,6 +20,7 @@ import pytest
 import fastness
 from fastness import Plane
 from fastness.runtime.activity import format as log_format
+from tests.support.forked import start_python
 
 THREADS = 3
 RENEWED_EVERY = 400  # Well below the versions that a history keeps.
@@ -58,8 +59,7 @@ def child(folder: str, run: int) -> None:
 
 def kill_after(folder: Path, run: int, delay_seconds: float) -> list[Promise]:
     """Run the child, kill it that long after its first acknowledgement, and return its acknowledged writes."""
-    command = [sys.executable, __file__, str(folder), str(run)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0) as process:
+    with start_python([__file__, folder, str(run)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         head = process.stdout.read(1)  # The first acknowledgement: the child is writing from now on.
         time.sleep(delay_seconds)  # A random time to kill a real process; this does not wait for a condition.

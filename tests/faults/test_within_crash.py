@@ -11,7 +11,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -28,6 +27,7 @@ import pytest
 import fastness
 from fastness.errors import FastnessError
 from tests.faults.within_child import QUEUES
+from tests.support.forked import start_python
 from tests.support.server_process import Server, free_port
 
 CHILD = Path(__file__).parent / "within_child.py"
@@ -106,10 +106,10 @@ class Application:
         self._start()
 
     def _start(self) -> None:
-        command = [sys.executable, str(CHILD), self._url, *map(str, (self._seed, self._last + 1))]
-        command.append(str(self._end - self._last - 1))
+        arguments = [CHILD, self._url, *map(str, (self._seed, self._last + 1))]
+        arguments.append(str(self._end - self._last - 1))
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        self._process = start_python(arguments, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
         self.allow(self._allowed - self._first)
         self._reader = threading.Thread(target=self._read, args=(self._process,))
         self._reader.start()

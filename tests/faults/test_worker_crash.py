@@ -1,7 +1,6 @@
 """Worker processes that are killed while they handle a batch: what they had not settled is delivered again."""
 
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import pytest
 
 import fastness
 from fastness import Plane, QueuePolicy
+from tests.support.forked import start_python
 from tests.support.http_server import serving
 
 HERE = Path(__file__).parent
@@ -35,8 +35,7 @@ def plane(url: str) -> Iterator[Plane]:
 
 @contextmanager
 def child(url: str, kind: str, batch: int) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, str(HERE / "worker_child.py"), url, kind, str(batch)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    process = start_python([HERE / "worker_child.py", url, kind, str(batch)], stdout=subprocess.PIPE)
     try:
         yield process
     finally:

@@ -48,6 +48,18 @@ def start_python(
     return kind(command, env=env, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr, text=text)
 
 
+def run_python(
+    arguments: Sequence[str | Path], *, env: dict[str, str] | None = None, check: bool = False
+) -> "subprocess.CompletedProcess[str]":
+    """Run `python -W error` with these arguments to its end; returns its output."""
+    with start_python(arguments, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        output, errors = process.communicate()
+    done = subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+    if check and done.returncode:
+        raise AssertionError(f"{arguments[0]} ended with {done.returncode}: {errors[-5_000:]}")
+    return done
+
+
 class _Forked(subprocess.Popen[Any]):
     """A Popen whose process is forked by the fork server: pipes, waits and signals are those of Popen.
 
