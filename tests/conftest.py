@@ -20,6 +20,7 @@ from fastness.backends.rocksdb import RocksDatabase
 from fastness.kv import Database
 from fastness.runtime.consumer_options import Polling
 from fastness.testing.clock import ManualClock
+from tests.support.depth import Depth, depth_of, first_seed_of
 from tests.support.postgres import SERVER, THROWAWAY, PostgresServer
 
 BACKENDS = ("memory", "rocksdb", "postgres")
@@ -36,13 +37,13 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all-backends", action="store_true", help="run the unit tests of the layers on every backend")
     parser.addoption("--part", type=int, help=f"the number of the {PARTS} parts of the tests marked `rotating` to run")
-    parser.addoption("--kills", type=int, default=18, help="how often the crash tests kill their child process")
-    parser.addoption("--flips", type=int, default=1, help="how many times as many bits the bit flip tests flip")
+    parser.addoption("--kills", type=int, help="how often the crash tests kill their child process")
+    parser.addoption("--flips", type=float, help="how many times as many bits the bit flip tests flip")
     parser.addoption("--flip-seed", type=int, help="the seed of the bit flip tests")
     parser.addoption(
         "--table-messages", type=int, default=10_000_000, help="how many messages go through one table of PostgreSQL"
     )
-    parser.addoption("--histories", type=int, default=30, help="how many histories of several servers are checked")
+    parser.addoption("--histories", type=int, help="how many histories of several servers are checked")
     parser.addoption("--history-seed", type=int, help="the seed of the only history of several servers to check")
     parser.addoption(
         "--postgres-isolation",
@@ -69,6 +70,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # As in the background of a shell. Tests send interrupts.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def depth(request: pytest.FixtureRequest) -> Depth:
+    """How often this run repeats what has random faults."""
+    return depth_of(request.config)
+
+
+@pytest.fixture(scope="session")
+def first_seed(request: pytest.FixtureRequest) -> int:
+    """The first seed of what this run simulates."""
+    return first_seed_of(request.config)
 
 
 @pytest.fixture(scope="session")

@@ -12,12 +12,13 @@ from fastness.testing.histories import Outcome, Violation
 from fastness.testing.scenarios import play
 from fastness.testing.simulation import Rates
 from fastness.wire.collections import PutRow, RowChange
+from tests.support.depth import Depth
 
 real_commit = layer.commit
 
 
-def test_frequent_power_losses_find_no_violation() -> None:
-    for seed in range(50, 70):
+def test_frequent_power_losses_find_no_violation(depth: Depth, first_seed: int) -> None:
+    for seed in range(first_seed, first_seed + depth.faulty_seeds):
         play(collections, seed, rates=Rates(power=0.05, crash=0.01))
 
 

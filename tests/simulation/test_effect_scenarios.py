@@ -13,12 +13,13 @@ from fastness.testing.effect_scenarios import effects as scenario
 from fastness.testing.histories import Outcome, Violation
 from fastness.testing.scenarios import play
 from fastness.testing.simulation import Rates
+from tests.support.depth import Depth
 
 SEEDS_TO_FIND = 40  # An ordinary run would miss a fault that needs more seeds.
 
 
-def test_frequent_faults_find_no_violation() -> None:
-    for seed in range(40):
+def test_frequent_faults_find_no_violation(depth: Depth, first_seed: int) -> None:
+    for seed in range(first_seed, first_seed + depth.faulty_seeds):
         play(scenario, seed, rates=Rates(refused=0.15, lost=0.2, late=0.5, crash=0.02, power=0.02))
 
 

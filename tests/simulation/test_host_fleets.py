@@ -15,17 +15,16 @@ from fastness.testing.histories import Violation
 from fastness.testing.hosts.fleets import FleetRates, main, play_fleet
 from fastness.wire.atomic import CommitAtomic
 from fastness.wire.hosting import TurnCommitted
+from tests.support.depth import Depth
 
 SEEDS_TO_FIND = 40  # An ordinary run would miss a fault that needs more seeds.
 
 
-@pytest.mark.parametrize("first", range(0, 200, 50))
-def test_hosts_that_pause_crash_and_lose_claims_do_everything_once(first: int) -> None:
+def test_hosts_that_pause_crash_and_lose_claims_do_everything_once(depth: Depth, first_seed: int) -> None:
     faults: Counter[str] = Counter()
-    for seed in range(first, first + 50):
+    for seed in range(first_seed, first_seed + depth.fleet_seeds):
         faults.update(play_fleet(seed).faults)
     assert set(faults) == {"kill", "pause", "refused", "lost"}
-    assert min(faults.values()) > 15
 
 
 @pytest.mark.nightly

@@ -14,19 +14,20 @@ from fastness.testing.scenarios import play
 from fastness.testing.simulation import Rates
 from fastness.wire.queues import NewResult
 from fastness.wire.stored_messages import StoredMessage
+from tests.support.depth import Depth
 
 SEEDS_TO_FIND = 40  # An ordinary run would miss a fault that needs more seeds.
 
 
-def test_small_batches_find_no_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_batches_find_no_violation(monkeypatch: pytest.MonkeyPatch, depth: Depth, first_seed: int) -> None:
     monkeypatch.setattr(leasing, "PREFETCH_MAX", 2)
     monkeypatch.setattr(expiry, "DUE_BATCH_MAX", 1)
-    for seed in range(40):
+    for seed in range(first_seed, first_seed + depth.faulty_seeds):
         play(jobs, seed)
 
 
-def test_frequent_faults_find_no_violation() -> None:
-    for seed in range(40):
+def test_frequent_faults_find_no_violation(depth: Depth, first_seed: int) -> None:
+    for seed in range(first_seed, first_seed + depth.faulty_seeds):
         play(jobs, seed, rates=Rates(refused=0.15, lost=0.2, late=0.5, crash=0.02, power=0.02))
 
 

@@ -20,6 +20,7 @@ from fastness.testing.scenarios import Scenario, play
 from fastness.testing.simulation import Rates
 from fastness.tiers import Tier
 from fastness.wire.leases import LeaseProof
+from tests.support.depth import Depth
 
 SCENARIOS = {"leases": lease_scenarios.leases, "entities": lease_scenarios.entities}
 
@@ -27,8 +28,8 @@ every_scenario = pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCE
 
 
 @every_scenario
-def test_frequent_power_losses_find_no_violation(scenario: Scenario) -> None:
-    for seed in range(50, 70):
+def test_frequent_power_losses_find_no_violation(scenario: Scenario, depth: Depth, first_seed: int) -> None:
+    for seed in range(first_seed, first_seed + depth.faulty_seeds):
         play(scenario, seed, rates=Rates(power=0.05, crash=0.01))
 
 

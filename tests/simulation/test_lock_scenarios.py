@@ -15,12 +15,13 @@ from fastness.testing.lock_scenarios import locks
 from fastness.testing.scenarios import play
 from fastness.testing.simulation import Rates
 from fastness.wire.locks import LockProof
+from tests.support.depth import Depth
 
 SEEDS_TO_FIND = 60
 
 
-def test_frequent_power_losses_find_no_violation() -> None:
-    for seed in range(100, 120):
+def test_frequent_power_losses_find_no_violation(depth: Depth, first_seed: int) -> None:
+    for seed in range(first_seed, first_seed + depth.faulty_seeds):
         play(locks, seed, rates=Rates(power=0.05, crash=0.01))
 
 

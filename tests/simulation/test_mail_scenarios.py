@@ -21,23 +21,24 @@ from fastness.testing.scenarios import play
 from fastness.testing.simulation import Rates
 from fastness.tiers import Tier
 from fastness.wire.mail import Envelope, MailPolicy, MailReceipt, NewMail
+from tests.support.depth import Depth
 
 SEEDS_TO_FIND = 30  # An ordinary run would miss a fault that needs more seeds.
 receipts = import_module("fastness.layers.mailboxes.receipts")
 
 
-def test_small_batches_find_no_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_batches_find_no_violation(monkeypatch: pytest.MonkeyPatch, depth: Depth, first_seed: int) -> None:
     """The limits of one sweep transaction, and of reads by key, are reached all the time."""
     monkeypatch.setattr(expiry, "MAIL_SWEEP_BATCH", 1)
     monkeypatch.setattr(expiry, "MAIL_SWEEP_MAILBOXES", 1)
     monkeypatch.setattr(reading, "MAIL_BATCH_MAX", 5)
     monkeypatch.setattr(mailbox_keys, "_GETS_MAX", 2)
-    for seed in range(60):
+    for seed in range(first_seed, first_seed + depth.faulty_seeds):
         play(mail, seed)
 
 
-def test_frequent_faults_find_no_violation() -> None:
-    for seed in range(60):
+def test_frequent_faults_find_no_violation(depth: Depth, first_seed: int) -> None:
+    for seed in range(first_seed, first_seed + depth.faulty_seeds):
         play(mail, seed, rates=Rates(refused=0.15, lost=0.2, late=0.5, crash=0.02, power=0.02))
 
 

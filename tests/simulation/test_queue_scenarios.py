@@ -32,20 +32,21 @@ from fastness.tiers import Tier
 from fastness.wire import stored_messages
 from fastness.wire.queues import MessageLease, QueuePolicy
 from fastness.wire.stored_messages import StoredHead
+from tests.support.depth import Depth
 
 SEEDS_TO_FIND = 30  # An ordinary run would miss a fault that needs more seeds.
 
 
-def test_small_batches_find_no_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_batches_find_no_violation(monkeypatch: pytest.MonkeyPatch, depth: Depth, first_seed: int) -> None:
     """The limits of prefetching, and of due messages per transaction, are reached all the time."""
     monkeypatch.setattr(leasing, "PREFETCH_MAX", 2)
     monkeypatch.setattr(expiry, "DUE_BATCH_MAX", 1)
-    for seed in range(60):
+    for seed in range(first_seed, first_seed + depth.faulty_seeds):
         play(queues, seed)
 
 
-def test_frequent_faults_find_no_violation() -> None:
-    for seed in range(60):
+def test_frequent_faults_find_no_violation(depth: Depth, first_seed: int) -> None:
+    for seed in range(first_seed, first_seed + depth.faulty_seeds):
         play(queues, seed, rates=Rates(refused=0.15, lost=0.2, late=0.5, crash=0.02, power=0.02))
 
 

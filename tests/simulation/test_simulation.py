@@ -16,19 +16,20 @@ from fastness.testing.histories import Violation, check_all_fences
 from fastness.testing.scenarios import SCENARIOS, Check, Scenario, play
 from fastness.testing.simulation import Client, Rates, Simulation
 from fastness.tiers import Tier
+from tests.support.depth import Depth
 
 every_scenario = pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS.keys())
 
 
 @every_scenario
-def test_a_hundred_seeds_find_no_violation(scenario: Scenario) -> None:
-    steps = sum(play(scenario, seed).steps for seed in range(100))
+def test_many_seeds_find_no_violation(scenario: Scenario, depth: Depth, first_seed: int) -> None:
+    steps = sum(play(scenario, seed).steps for seed in range(first_seed, first_seed + depth.seeds))
     print(f"{steps} steps")
 
 
 @every_scenario
-def test_rocksdb_passes_the_same_scenarios(scenario: Scenario, tmp_path: Path) -> None:
-    for seed in range(6):
+def test_rocksdb_passes_the_same_scenarios(scenario: Scenario, tmp_path: Path, depth: Depth, first_seed: int) -> None:
+    for seed in range(first_seed, first_seed + depth.rocksdb_seeds):
         play(scenario, seed, partial(RocksDatabase, tmp_path / str(seed)))
 
 
