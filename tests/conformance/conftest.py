@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -63,10 +64,15 @@ def framework_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         server.kill()
 
 
-@pytest.fixture(
-    params=[(kind, mode) for kind in ("memory", "rocksdb", "postgres", "remote") for mode in ("sync", "async")],
-    ids="-".join,
-)
+# Every kind and both modes, and each pair of them in some runs.
+IN_EVERY_RUN = {("memory", "sync"), ("rocksdb", "async"), ("postgres", "sync"), ("remote", "async")}
+KINDS_AND_MODES = [
+    pytest.param(pair, id="-".join(pair), marks=() if pair in IN_EVERY_RUN else pytest.mark.rotating)
+    for pair in product(("memory", "rocksdb", "postgres", "remote"), ("sync", "async"))
+]
+
+
+@pytest.fixture(params=KINDS_AND_MODES)
 def framework_plane(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FrameworkPlane]:
     """A plane of each kind, for an adapter of an agent framework."""
     kind, mode = request.param

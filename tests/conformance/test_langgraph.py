@@ -19,6 +19,7 @@ from langgraph.store.memory import InMemoryStore
 
 import fastness
 from fastness.langgraph import FastnessSaver, FastnessStore
+from tests.conformance.conftest import KINDS_AND_MODES
 from tests.support.server_process import Server
 
 CAPABILITIES = {
@@ -76,19 +77,21 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         server.kill()
 
 
-@pytest.fixture(params=["memory", "rocksdb", "postgres", "remote"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "postgres":
+@pytest.fixture(params=KINDS_AND_MODES)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
+    """The URL of a plane, and the kind of methods to use."""
+    kind, methods = request.param
+    if kind == "postgres":
         found: str = request.getfixturevalue("postgres_url")
-    elif request.param == "remote":
+    elif kind == "remote":
         found = request.getfixturevalue("server").url
     else:
-        found = "memory:" if request.param == "memory" else f"dir:{tmp_path}"
-    return found
+        found = "memory:" if kind == "memory" else f"dir:{tmp_path}"
+    return found, methods
 
 
-@pytest.mark.parametrize("methods", ["async", "sync"])
-async def test_every_capability_passes(url: str, methods: str) -> None:
+async def test_every_capability_passes(place: tuple[str, str]) -> None:
+    url, methods = place
     collection = f"langgraph-{uuid.uuid4().hex}"
 
     @checkpointer_test(name=f"{methods} methods at {url}")
@@ -132,8 +135,8 @@ def used(store: BaseStore) -> list[Any]:
     return [*shown[:2], sorted(shown[2:], key=str), store.list_namespaces(suffix=("*",)), store.search(("other",))]
 
 
-@pytest.mark.parametrize("methods", ["async", "sync"])
-async def test_a_store_behaves_like_the_one_in_memory(url: str, methods: str) -> None:
+async def test_a_store_behaves_like_the_one_in_memory(place: tuple[str, str]) -> None:
+    url, methods = place
     index: Any = {"dims": 10, "embed": embed, "fields": ["text"]}
     options: Any = {"collection": f"store-{uuid.uuid4().hex}", "index": index}
     expected = await asyncio.to_thread(used, InMemoryStore(index=index))

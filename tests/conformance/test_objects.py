@@ -5,7 +5,6 @@ import contextlib
 import itertools
 import socket
 import threading
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +21,7 @@ from fastness.limits import OBJECT_PART_BYTES, OBJECT_PARTS_IN_FLIGHT
 from fastness.testing.conformance.objects import OBJECT_CHECKS
 
 PARTS_AHEAD_MAX = OBJECT_PARTS_IN_FLIGHT + 2  # One is being filled and one is being consumed.
+YEAR_2020_MS, YEAR_2100_MS = 1_577_836_800_000, 4_102_444_800_000
 _BUCKETS = itertools.count()
 
 
@@ -130,12 +130,15 @@ def test_every_store_async(store: ObjectStore, check: Callable[[ObjectStore], No
 
 
 def test_every_store_reports_when_an_object_was_written(store: ObjectStore) -> None:
-    before_ms = int(time.time() * 1_000) - 2_000  # S3 reports whole seconds.
+    store.put("first", b"")
     metas = {store.put(f"a/{n}", b"x" * n) for n in range(3)}
     store.put("ab", b"elsewhere")
     found = list(store.times("a"))
     assert {meta.path: meta.size for meta, _ in found} == {meta.path: meta.size for meta in metas}
-    assert all(before_ms <= at_ms <= time.time() * 1_000 + 1_000 for _, at_ms in found)
+    store.put("last", b"")
+    [(_, first_ms)], [(_, last_ms)] = store.times("first"), store.times("last")
+    assert all(first_ms <= at_ms <= last_ms for _, at_ms in found)
+    assert YEAR_2020_MS < first_ms < YEAR_2100_MS
     assert list(store.times("nowhere")) == []
 
 
