@@ -7,14 +7,23 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
+from tests.support.depth import depth_of
+
+STORED = {"tmp_path", "open_postgres", "postgres_url"}  # The fixtures of tests that need more than memory.
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test marked `examples(count)` with that many examples, and with 100 times as many in nightly runs."""
+    """Run a test marked `examples(count)` with that many examples, and with 100 times as many in nightly runs.
+
+    A run without the full depth has a share of them.
+    """
     marker = metafunc.definition.get_closest_marker("examples")
     if marker is not None:
         (count,) = marker.args
+        depth = depth_of(metafunc.config)
+        share = depth.stored_examples if STORED & set(metafunc.fixturenames) else depth.examples
         nightly = pytest.param(100 * count, id="nightly", marks=pytest.mark.nightly)
-        metafunc.parametrize("examples", [pytest.param(count, id="suite"), nightly])
+        metafunc.parametrize("examples", [pytest.param(max(1, round(count * share)), id="suite"), nightly])
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ to do next. Each answer is what the output schema of its tool promises.
 import json
 import string
 from collections.abc import Iterator
-from time import monotonic
 from typing import Any, Final
 
 import httpx2
@@ -287,14 +286,12 @@ HOSTILE: Final = st.one_of(
 
 @pytest.mark.examples(8)
 @pytest.mark.parametrize("tool", [*EXPOSED, "broken"])
-def test_no_arguments_of_an_exposed_tool_cause_a_5xx_or_take_long(peer: Peer, tool: str, examples: int) -> None:
+def test_no_arguments_of_an_exposed_tool_cause_a_5xx_or_a_hang(peer: Peer, tool: str, examples: int) -> None:
     @settings(max_examples=examples)
     @given(st.fixed_dictionaries({"v": HOSTILE | ANY}, optional={"x": HOSTILE}))
     def check(arguments: Json) -> None:
         for revision in REVISIONS:
-            start = monotonic()
             answer = peer.start(revision, tool, arguments)
-            assert monotonic() - start < SECONDS_MAX / 2
             if "error" in answer:
                 assert answer["error"]["code"] in REFUSED, answer
                 assert len(answer["error"]["message"]) > 10, answer
