@@ -27,6 +27,7 @@ from fastness.backends.rocksdb.log_records import LogWalk, fragments
 from fastness.cli.main import root
 from fastness.kv import Transaction
 from fastness.tiers import Tier
+from tests.support.depth import Depth
 from tests.support.forked import start_python
 
 CHILD = Path(__file__).parent / "flip_child.py"
@@ -103,7 +104,7 @@ def json_spans(data: bytes) -> Spans:
 
 
 class Kind(NamedTuple):
-    """A kind of file: where it is, how it is examined, and how many bits are flipped in each run."""
+    """A kind of file: where it is, how it is examined, and how many bits are flipped in `make test-all`."""
 
     name: str
     folder: str  # Of the fixture.
@@ -307,11 +308,12 @@ def files_of(folder: Path, kind: Kind) -> list[Path]:
     return found
 
 
-def random_flips(folder: Path, kind: Kind, count: int, rng: random.Random) -> list[Flip]:
-    """The same number of bits in each class of positions of each file."""
+def random_flips(folder: Path, kind: Kind, share: float, rng: random.Random) -> list[Flip]:
+    """The same number of bits in each class of positions of each file, at least one."""
     found = []
     files = [(file, kind.spans(file.read_bytes())) for file in files_of(folder, kind)]
-    for index in range(count):
+    classes = len(files) * max(len(spans) for _, spans in files)
+    for index in range(max(round(kind.flips * share), classes)):
         file, spans = files[index % len(files)]
         where = list(spans)[index // len(files) % len(spans)]
         begin, end = rng.choice(spans[where])
@@ -322,17 +324,16 @@ def random_flips(folder: Path, kind: Kind, count: int, rng: random.Random) -> li
 
 @BY_NAME
 def test_a_flipped_bit_is_reported_or_harmless(
-    folder: Path, kind: Kind, examiners: Examiners, request: pytest.FixtureRequest
+    folder: Path, kind: Kind, examiners: Examiners, depth: Depth, request: pytest.FixtureRequest
 ) -> None:
     seed = request.config.getoption("--flip-seed") or random.randrange(1 << 32)
     print(f"reproduce it with: --flip-seed {seed}")
-    count = kind.flips * request.config.getoption("--flips")
-    flip_and_examine(folder, kind, random_flips(folder, kind, count, random.Random(seed)), examiners)
+    flip_and_examine(folder, kind, random_flips(folder, kind, depth.flips, random.Random(seed)), examiners)
 
 
-def test_the_bits_are_of_every_class_of_positions(folder: Path) -> None:
+def test_the_bits_are_of_every_class_of_positions(folder: Path, depth: Depth) -> None:
     for kind in KINDS:
-        chosen = {flip.where for flip in random_flips(folder, kind, kind.flips, random.Random(0))}
+        chosen = {flip.where for flip in random_flips(folder, kind, depth.flips, random.Random(0))}
         there = {name for file in files_of(folder, kind) for name in kind.spans(file.read_bytes())}
         assert chosen == there, kind.name
     assert sum(kind.flips for kind in KINDS) >= 2_000
@@ -386,7 +387,7 @@ CONTENTS: dict[str, Callable[[bytes, bytes, random.Random], bytes]] = {
 
 @pytest.mark.parametrize("kind", ANY_FILES)
 def test_opening_and_checking_any_bytes_ends(
-    folder: Path, kind: str, examiners: Examiners, request: pytest.FixtureRequest
+    folder: Path, kind: str, examiners: Examiners, depth: Depth, request: pytest.FixtureRequest
 ) -> None:
     """`open`, `doctor` and `doctor --salvage` end with a typed error or a readable plane, in time."""
     seed = request.config.getoption("--flip-seed") or random.randrange(1 << 32)
@@ -395,10 +396,12 @@ def test_opening_and_checking_any_bytes_ends(
     undamaged = folder / "any"
     [file, *_] = sorted(undamaged.glob(ANY_FILES[kind]), key=lambda each: -each.stat().st_size)
     others = [each for each in undamaged.rglob("*") if each.is_file() and each.name not in (file.name, "LOCK")]
-    chosen = rng.sample(list(CONTENTS), 3) if request.config.getoption("--flips") == 1 else list(CONTENTS)
+    # Each kind of file has others, and together they have all.
+    first = depth.contents * list(ANY_FILES).index(kind) + seed
+    names = [list(CONTENTS)[number % len(CONTENTS)] for number in range(first, first + depth.contents)]
     failures = []
     examiner = examiner_of(examiners, "doctor", undamaged)
-    for name in chosen:
+    for name in names:
         path = Path(shutil.copytree(undamaged, examiner.path.with_name("damaged")))
         other = rng.choice(others)
         damaged = path / file.relative_to(undamaged)

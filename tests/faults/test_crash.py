@@ -7,10 +7,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from fastness.backends.rocksdb import RocksDatabase
 from fastness.kv import Database, Subspace, Transaction, pages
+from tests.support.depth import Depth
 from tests.support.forked import run_python, start_python
 
 CHILD = Path(__file__).parent / "crash_child.py"
@@ -38,10 +37,8 @@ def stored_parts(tx: Transaction) -> Counter[tuple[int, int, int]]:
     return parts
 
 
-def test_no_acknowledged_transaction_is_lost_and_none_is_partial(
-    tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    kills = request.config.getoption("--kills")
+def test_no_acknowledged_transaction_is_lost_and_none_is_partial(tmp_path: Path, depth: Depth) -> None:
+    kills = depth.kills
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)

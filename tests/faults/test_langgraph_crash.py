@@ -12,6 +12,7 @@ import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 
 from tests.faults import langgraph_child
+from tests.support.depth import Depth
 from tests.support.forked import start_python
 from tests.support.server_process import Server
 
@@ -74,12 +75,12 @@ def check(child: "subprocess.Popen[str]", url: str, folder: Path, kills: int) ->
 
 
 def test_a_killed_graph_ends_like_an_undisturbed_one(
-    child: "subprocess.Popen[str]", tmp_path: Path, request: pytest.FixtureRequest
+    child: "subprocess.Popen[str]", tmp_path: Path, depth: Depth
 ) -> None:
-    check(child, f"dir:{tmp_path / 'data'}", tmp_path, max(20, request.config.getoption("--kills")))
+    check(child, f"dir:{tmp_path / 'data'}", tmp_path, depth.kills)
 
 
 def test_a_killed_graph_of_a_server_ends_like_an_undisturbed_one(
-    child: "subprocess.Popen[str]", server: Any, tmp_path: Path, request: pytest.FixtureRequest
+    child: "subprocess.Popen[str]", server: Any, tmp_path: Path, depth: Depth
 ) -> None:
-    check(child, server.url, tmp_path, max(10, request.config.getoption("--kills") // 4))
+    check(child, server.url, tmp_path, max(3, depth.kills // 4))

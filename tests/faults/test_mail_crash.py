@@ -7,14 +7,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import fastness
 from fastness import Plane
 from fastness.limits import MAIL_TTL_SECONDS
 from fastness.testing.histories import History, Operation, Outcome
 from fastness.testing.histories.mail import MailboxEntry, check_mailbox
 from tests.faults import mail_child
+from tests.support.depth import Depth
 from tests.support.forked import start_python
 
 CHILD = Path(__file__).parent / "mail_child.py"
@@ -81,9 +80,9 @@ def check_receipts(plane: Plane, history: History) -> None:
         assert len(set(stored)) == len(stored)
 
 
-def test_a_killed_process_loses_no_mail_and_revives_none(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_killed_process_loses_no_mail_and_revives_none(tmp_path: Path, depth: Depth) -> None:
     """Mail is removed only after its confirmation, and commits are synced before they are acknowledged."""
-    kills = max(1, request.config.getoption("--kills") // 6)
+    kills = max(1, depth.kills // 6)
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     chance = random.Random(seed)

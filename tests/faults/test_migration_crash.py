@@ -18,10 +18,10 @@ from fastness.kv import Database
 from fastness.layers.migrations import BEGIN, END
 from fastness.runtime.maintenance.migrations import _pairs_of
 from fastness.testing.clock import ManualClock
+from tests.support.depth import Depth
 from tests.support.forked import run_python
 from tests.support.populated import everything, populate
 
-KILLS = 3
 # The command with small batches. It prints each step and kills itself after one of them, which is more exact than a
 # kill from outside.
 CHILD = """
@@ -77,7 +77,7 @@ def pairs(database: Database) -> dict[bytes, bytes]:
 
 
 def test_a_killed_migration_resumes_where_it_stopped(
-    environment: str, postgres_url: str, tmp_path: Path, clock: ManualClock
+    environment: str, postgres_url: str, tmp_path: Path, clock: ManualClock, depth: Depth
 ) -> None:
     data, back = tmp_path / "data", tmp_path / "back"
     with fastness.open(f"dir:{data}", clock=clock) as plane:
@@ -95,7 +95,7 @@ def test_a_killed_migration_resumes_where_it_stopped(
         ((f"dir:{data}", postgres_url), postgres_url, {"objects": environment, "activity": str(tmp_path / "logs")}),
         ((postgres_url, f"dir:{back}"), f"dir:{back}", {}),
     ):
-        for _ in range(KILLS):
+        for _ in range(max(1, depth.kills // 6)):
             code, _, taken = migrate(*words, "--objects", environment, kill_after=chance.randrange(1, fewest))
             print(f"killed behind {taken[-1]}, step {len(taken)} of {len(whole)}")
             assert code == -9

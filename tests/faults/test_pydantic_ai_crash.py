@@ -5,10 +5,9 @@ import random
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 import fastness
 from tests.faults import pydantic_ai_child
+from tests.support.depth import Depth
 from tests.support.forked import run_python
 
 CHILD = Path(__file__).parent / "pydantic_ai_child.py"
@@ -31,8 +30,8 @@ def uninterrupted() -> list[list[str]]:
     return found
 
 
-def test_killed_runs_end_as_one_that_was_not_interrupted(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    kills = max(KILLS_MIN, request.config.getoption("--kills"))
+def test_killed_runs_end_as_one_that_was_not_interrupted(tmp_path: Path, depth: Depth) -> None:
+    kills = depth.kills
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     run_python([CHILD, tmp_path, str(kills), str(seed)], check=True)

@@ -26,6 +26,7 @@ from fastness.testing.histories.queues import check_queue
 from fastness.tiers import Tier
 from fastness.wire.queues import MessageLease, NewMessage
 from tests.faults import queue_child
+from tests.support.depth import Depth
 from tests.support.forked import start_python
 
 CHILD = Path(__file__).parent / "queue_child.py"
@@ -58,9 +59,9 @@ def check_counts(plane: Plane) -> tuple[set[str], set[str]]:
     return set(left), {id for place in buried.values() for id in place}
 
 
-def test_a_killed_process_loses_no_acknowledged_put_or_ack(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_killed_process_loses_no_acknowledged_put_or_ack(tmp_path: Path, depth: Depth) -> None:
     """Commits are synced before they are acknowledged, and the expired lease of a killed consumer is a failure."""
-    kills = max(1, request.config.getoption("--kills") // 3)
+    kills = max(1, depth.kills // 3)
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     chance = random.Random(seed)

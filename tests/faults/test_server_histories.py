@@ -9,8 +9,11 @@ import pytest
 
 from fastness.testing.histories import History, Outcome, Violation
 from tests.faults import server_fleet, server_histories
+from tests.support.depth import Depth
 
 HERE = Path(__file__).parent
+HISTORIES_MIN = 3  # Fewer cannot have every kind of fault.
+HISTORIES_OF_EVERYTHING = 10  # Fewer may be too short for every kind of call.
 
 
 def run_history(fleet: Any, plan: Any, **options: Any) -> Any:
@@ -27,30 +30,49 @@ def run_history(fleet: Any, plan: Any, **options: Any) -> Any:
     return found
 
 
-@pytest.mark.parametrize("servers", [2, 3])
+def chosen_seeds(first: int, servers: int, count: int) -> list[int]:
+    """The seeds of that many histories, from `first` on, which together have every kind of fault."""
+    missing = set(server_histories.FAULT_WEIGHTS)
+    found = []
+    for left in range(count, 0, -1):
+        seed = first
+        while missing:  # Each of the histories that are left has its share of what is missing.
+            faults = {name for some in server_histories.Plan(seed, servers).faults for _, name, _ in some}
+            if len(faults & missing) * left >= len(missing):
+                missing -= faults
+                break
+            seed += 1
+        found.append(seed)
+        first = seed + 1
+    return found
+
+
+@pytest.mark.parametrize("servers", [2, pytest.param(3, marks=pytest.mark.rotating)])
 def test_servers_that_share_a_database_behave_like_one(
-    servers: int, postgres_url: str, tmp_path: Path, request: pytest.FixtureRequest
+    servers: int, postgres_url: str, tmp_path: Path, depth: Depth, request: pytest.FixtureRequest
 ) -> None:
     """Every client calls random servers. `--histories` is the number of histories, half of them for each size."""
     given = request.config.getoption("--history-seed")
     first = random.SystemRandom().randrange(1 << 32) if given is None else given
-    count = max(request.config.getoption("--histories") // 2, 1) if given is None else 1
+    seeds = chosen_seeds(first, servers, max(depth.histories // 2, HISTORIES_MIN)) if given is None else [first]
     seen: Counter[tuple[str, str]] = Counter()
     errors: Counter[str] = Counter()
     faults: Counter[str] = Counter()
     with server_fleet.Fleet(postgres_url, tmp_path, servers) as fleet:
-        for seed in range(first, first + count):
+        for seed in seeds:
             plan = server_histories.Plan(seed, servers)
             print(plan)
             found = run_history(fleet, plan)
             seen.update((each.kind, each.outcome.value) for each in found.history.operations)
             errors += found.errors
             faults.update(name for some in plan.faults for _, name, _ in some)
-    print(f"{count} histories; faults: {dict(faults)}; errors: {dict(errors)}")
+    print(f"{len(seeds)} histories; faults: {dict(faults)}; errors: {dict(errors)}")
     print({f"{kind} {outcome}": number for (kind, outcome), number in sorted(seen.items())})
-    if given is None:  # One history may be too short for all of them.
-        for kind in ("read", "cas", "put", "lease", "ack", "grant", "guarded", "append", "journal", "send"):
-            assert seen[kind, Outcome.OK], f"no {kind} was answered"
+    if given is None:
+        assert set(faults) == set(server_histories.FAULT_WEIGHTS)
+        if len(seeds) >= HISTORIES_OF_EVERYTHING:
+            for kind in ("read", "cas", "put", "lease", "ack", "grant", "guarded", "append", "journal", "send"):
+                assert seen[kind, Outcome.OK], f"no {kind} was answered"
 
 
 # By flaw: the faults that it needs to show, and what is found. The first and the last show in many ways.

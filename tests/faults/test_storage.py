@@ -36,6 +36,7 @@ from fastness.testing.storage import (
     write_image,
 )
 from tests.faults import storage_child, storage_delivery_child, storage_plane_child
+from tests.support.depth import Depth
 
 CHILD = Path(__file__).parent / "storage_child.py"
 PLANE_CHILD = Path(__file__).parent / "storage_plane_child.py"
@@ -167,10 +168,10 @@ def test_the_whole_trace_gives_the_files_that_the_process_left(request: pytest.F
 
 
 def test_every_acknowledged_commit_is_in_every_image(
-    trace: Trace, image_folder: Path, request: pytest.FixtureRequest
+    trace: Trace, image_folder: Path, depth: Depth, request: pytest.FixtureRequest
 ) -> None:
-    counts = check_images(trace, chosen_seeds(request, 200), image_folder)
-    assert request.config.getoption("--image-seed") is not None or counts.total() == 200
+    counts = check_images(trace, chosen_seeds(request, round(200 * depth.images)), image_folder)
+    assert request.config.getoption("--image-seed") is not None or counts.total() == round(200 * depth.images)
 
 
 @pytest.mark.nightly
@@ -238,12 +239,14 @@ def test_the_trace_of_a_plane_has_every_kind_of_file(plane_trace: Trace) -> None
         assert any(f"{each}/".endswith(f"/{name.rstrip('/')}/") for each in names), f"{name} was not recorded"
 
 
-def test_every_image_of_a_plane_holds_what_was_acknowledged(plane_trace: Trace, request: pytest.FixtureRequest) -> None:
-    counts = check_plane_images(plane_trace, chosen_seeds(request, 120))
-    assert request.config.getoption("--image-seed") is not None or counts.total() == 120
+def test_every_image_of_a_plane_holds_what_was_acknowledged(
+    plane_trace: Trace, depth: Depth, request: pytest.FixtureRequest
+) -> None:
+    counts = check_plane_images(plane_trace, chosen_seeds(request, round(120 * depth.images)))
+    assert request.config.getoption("--image-seed") is not None or counts.total() == round(120 * depth.images)
 
 
-def test_a_backup_never_resumes_from_a_partial_checkpoint(plane_trace: Trace) -> None:
+def test_a_backup_never_resumes_from_a_partial_checkpoint(plane_trace: Trace, depth: Depth) -> None:
     """The power is lost just after a checkpoint got a name, before the names in it are durable."""
     cuts = [
         number
@@ -252,7 +255,7 @@ def test_a_backup_never_resumes_from_a_partial_checkpoint(plane_trace: Trace) ->
     ]
     assert cuts
     for cut in cuts:
-        for seed in range(10):
+        for seed in range(max(3, round(10 * depth.images))):
             image = build_image(plane_trace.events[:cut], plane_trace.root, seed, first_cut=cut, loss=Loss.ANYTHING)
             assert check_plane_image(image, Path(plane_trace.root), resume=True) == "refused"
 
@@ -289,10 +292,11 @@ def check_delivery_images(trace: Trace, seeds: Iterable[int], images: Path) -> i
 
 
 def test_no_fence_is_issued_twice_although_a_power_loss_undoes_deliveries(
-    delivery_trace: Trace, image_folder: Path, request: pytest.FixtureRequest
+    delivery_trace: Trace, image_folder: Path, depth: Depth, request: pytest.FixtureRequest
 ) -> None:
-    undone = check_delivery_images(delivery_trace, chosen_seeds(request, 100), image_folder)
-    assert undone > 10 or request.config.getoption("--image-seed") is not None
+    count = round(100 * depth.images)
+    undone = check_delivery_images(delivery_trace, chosen_seeds(request, count), image_folder)
+    assert undone > count // 10 or request.config.getoption("--image-seed") is not None
 
 
 @pytest.mark.nightly
@@ -354,7 +358,7 @@ def count_calls(recorder: Recorder, folder: Path) -> int:
     return int(report["calls"])
 
 
-def test_system_calls_that_fail_lose_no_acknowledged_write(recorder: Recorder, folder: Path) -> None:
+def test_system_calls_that_fail_lose_no_acknowledged_write(recorder: Recorder, folder: Path, depth: Depth) -> None:
     """A sample of the calls of a run, once with each error; all of them in nightly runs."""
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
@@ -362,7 +366,7 @@ def test_system_calls_that_fail_lose_no_acknowledged_write(recorder: Recorder, f
     failures = [
         Failure(call, error, chance.choice((1, 1_000)))
         for error in ERRORS
-        for call in sorted(chance.sample(range(calls), 15))
+        for call in sorted(chance.sample(range(calls), round(15 * depth.images)))
     ]
     check_failures(recorder, folder, failures)
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-import pytest
 
 import fastness
 from fastness import Plane
 from fastness.runtime.activity import format as log_format
+from tests.support.depth import Depth
 from tests.support.forked import start_python
 
 THREADS = 3
@@ -118,9 +118,9 @@ def read_numbers(plane: Plane, session: str, kind: str) -> list[int]:
             return numbers
 
 
-def test_a_killed_process_loses_no_critical_or_important_write(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_killed_process_loses_no_critical_or_important_write(tmp_path: Path, depth: Depth) -> None:
     """IMPORTANT survives a process crash, and a new process does not damage earlier log records."""
-    kills = max(1, request.config.getoption("--kills") // 6)
+    kills = max(1, depth.kills // 6)
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     chance = random.Random(seed)
