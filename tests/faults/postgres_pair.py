@@ -21,6 +21,8 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 import psycopg
 
+from tests.support.waiting import eventually
+
 DEADLINE_SECONDS = 120.0  # A generous deadline for what the servers do.
 
 _CONFIGURATION = """
@@ -216,14 +218,12 @@ def postgres_pair() -> Iterator[PostgresPair]:
 
 def until(condition: Callable[[], Any], what: str) -> Any:
     """Wait until a condition is true; returns its value."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while time.monotonic() < deadline:
+
+    def found() -> Any:
         with suppress(psycopg.OperationalError):
-            found = condition()
-            if found:
-                return found
-        time.sleep(0.02)
-    raise AssertionError(f"Waited {DEADLINE_SECONDS} s in vain for {what}")
+            return condition()
+
+    return eventually(found, what)
 
 
 def _binaries() -> Path:

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from fastness.runtime.activity.log import ActivityLog, LoggedRecord
 from fastness.testing.clock import ManualClock
 from fastness.testing.faults import ChosenFault, Crash, faulty_objects
 from tests.support.forked import run_python, start_python
+from tests.support.waiting import eventually
 
 LOGGING = """
 import sys, threading
@@ -68,10 +68,7 @@ def kill(child: "subprocess.Popen[bytes]") -> None:
 
 
 def wait_for_bytes(folder: Path, size: int) -> None:
-    deadline = time.monotonic() + 30
-    while sum(path.stat().st_size for path in folder.glob("main/*.jsonl")) < size:
-        assert time.monotonic() < deadline, "the child does not log"
-        time.sleep(0.001)
+    eventually(lambda: sum(path.stat().st_size for path in folder.glob("main/*.jsonl")) >= size, "logged")
 
 
 def check_threads(found: list[LoggedRecord]) -> None:

@@ -4,8 +4,7 @@ import json
 import os
 import resource
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from fastness.kv import Transaction
 from fastness.tiers import Tier
 from tests.support.forked import run_python
 from tests.support.server_process import Server
+from tests.support.waiting import eventually, exit_code
 
 FILLING = """
 import resource, signal, sys
@@ -141,13 +141,6 @@ def test_a_failed_plane_can_be_reopened(tmp_path: Path) -> None:
     assert child.stdout.split() == ["0", "1", "2", "3", "4"]
 
 
-def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def put_http(server: Any, number: int) -> tuple[int, bytes]:
     payload = {"n": number, "text": os.urandom(5_000).hex()}
     body = json.dumps({"queue": "jobs", "messages": [{"payload": payload}]}).encode()
@@ -167,10 +160,10 @@ def test_a_server_reopens_its_key_space_when_there_is_space_again(tmp_path: Path
         set_file_limit(server, 16_384)  # Less than the log has, and more than the server logs.
         assert put_http(server, 4)[0] == 503
         assert server.get("/readyz")[0] == 503
-        until(lambda: b"fastness_database_failed 1.0" in server.get("/metrics")[2])
+        eventually(lambda: b"fastness_database_failed 1.0" in server.get("/metrics")[2])
         assert server.logged('"level":"error"', "the key space has failed", "full")
         set_file_limit(server, resource.RLIM_INFINITY)
-        until(lambda: server.get("/readyz")[0] == 200)
+        eventually(lambda: server.get("/readyz")[0] == 200)
         assert put_http(server, 5)[0] < 300
         assert b"fastness_database_failed 0.0" in server.get("/metrics")[2]
         assert server.log().count("the key space has failed") == 1
@@ -190,7 +183,7 @@ def test_a_server_exits_with_its_own_code_if_told_so(tmp_path: Path) -> None:
     set_file_limit(server, 16_384)
     assert put_http(server, 4)[0] == 503
     try:
-        assert server.process.wait(60) == 12
+        assert exit_code(server.process) == 12
     finally:
         server.kill()
 
@@ -269,7 +262,7 @@ def test_a_server_in_its_reserve_can_be_drained_and_accepts_data_again(small_dis
             assert plane.queue("jobs").purge() == accepted - 1
 
         ballast.unlink()
-        until(lambda: metric(server, "fastness_disk_low") == 0)
+        eventually(lambda: metric(server, "fastness_disk_low") == 0)
         assert server.logged("has space again")
         assert put_http(server, 1)[0] < 300
         assert metric(server, "fastness_database_failures_total") == 0
@@ -299,15 +292,15 @@ def test_a_server_on_a_full_disk_keeps_what_it_has_acknowledged(
         assert json.loads(answer[1])["code"] in ("disk_full", "commit_unknown")
         assert server.logged('"level":"error"', "the key space has failed")
         if on_failure == "exit":
-            assert server.process.wait(60) == 12
+            assert exit_code(server.process) == 12
             server.kill()
             ballast.unlink()
             server = Server(tmp_path, **flags)
         else:
             assert server.get("/readyz")[0] == 503
-            until(lambda: metric(server, "fastness_database_failed") == 1)
+            eventually(lambda: metric(server, "fastness_database_failed") == 1)
             ballast.unlink()
-            until(lambda: server.get("/readyz")[0] == 200)
+            eventually(lambda: server.get("/readyz")[0] == 200)
             assert metric(server, "fastness_database_failures_total") == 1
         assert put_http(server, number + 1)[0] < 300
         # The put that got an error may have been stored.

@@ -6,7 +6,6 @@ own, and must end like the run without faults.
 """
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -25,6 +24,7 @@ from fastness.testing.clock import ManualClock
 from fastness.testing.faults import Crash
 from fastness.wire.json_values import decode_json
 from fastness.wire.requests import Request
+from tests.support.waiting import eventually
 
 PATIENCE_SECONDS = 30.0  # A bound for every wait; far more than any test needs.
 ROUNDS_MAX = 10  # Of what is ready, each after the time of a claim.
@@ -127,7 +127,7 @@ class Scenario:
             self.plane.world("orders").send("order", number)
         self._run_until(lambda: self._count("shipped") == 2, first)
         self._clock.advance_ms(FOLLOW_UP_SECONDS * 1_000)
-        until(lambda: not self.plane.timers.list().timers)
+        eventually(lambda: not self.plane.timers.list().timers)
         self._run_until(lambda: self._count("fired") >= 2, first)
         return first
 
@@ -188,22 +188,15 @@ class Scenario:
         return found
 
 
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.001)
-
-
 # A call that is refused does not reach the backend, and one whose answer is lost has been committed by it as any other.
 @pytest.mark.parametrize(
     ("backend", "fault"),
     [
         ("memory", "crash"),
-        ("rocksdb", "crash"),
-        ("postgres", "crash"),
+        pytest.param("rocksdb", "crash", marks=pytest.mark.rotating),
+        pytest.param("postgres", "crash", marks=pytest.mark.rotating),
         ("memory", "lost"),
-        ("rocksdb", "lost"),
+        pytest.param("rocksdb", "lost", marks=pytest.mark.rotating),
         ("memory", "refused"),
     ],
     indirect=["backend"],
@@ -295,7 +288,12 @@ def run_pair(services: Services, clock: ManualClock, shop: str, fail_at: int | N
 
 @pytest.mark.parametrize(
     ("backend", "fault"),
-    [("memory", "crash"), ("rocksdb", "lost"), ("postgres", "crash"), ("memory", "refused")],
+    [
+        ("memory", "crash"),
+        ("rocksdb", "lost"),
+        pytest.param("postgres", "crash", marks=pytest.mark.rotating),
+        ("memory", "refused"),
+    ],
     indirect=["backend"],
 )
 def test_sends_between_universes_arrive_once_whatever_fails(

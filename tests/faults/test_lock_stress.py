@@ -183,7 +183,9 @@ def often_interrupted() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("often_interrupted")
-@pytest.mark.parametrize("seconds", [5, pytest.param(60, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "seconds", [1, pytest.param(5, marks=pytest.mark.thorough), pytest.param(60, marks=pytest.mark.nightly)]
+)
 def test_a_hundred_threads_do_not_deadlock_or_lose_updates(seconds: float) -> None:
     """The holder of a lock has exclusive access to what it protects."""
     seed = random.randrange(2**32)

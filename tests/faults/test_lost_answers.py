@@ -1,7 +1,6 @@
 """When an answer is lost with its connection, the client sends the call again, and it is carried out once."""
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -25,15 +24,9 @@ from fastness.wire.problems import problem_of
 from fastness.wire.queues import NewMessage, PutMessages
 from tests.support.http_server import serving
 from tests.support.proxy import Proxy
+from tests.support.waiting import eventually
 
 DEADLINE_SECONDS = 60.0
-
-
-def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never became true"
-        time.sleep(0.002)
 
 
 class LossyClient:
@@ -49,10 +42,10 @@ class LossyClient:
         self, work: Callable[[], Any], happened: Callable[[], Any], *, for_good: bool = False
     ) -> Any:
         """The result of `work`, whose first answer is dropped after it happened; with `for_good`, every answer is."""
-        until(self._is_connected)
+        eventually(self._is_connected)
         self._proxy.mutes = True
         waiting: Future[Any] = self._threads.submit(work)
-        until(lambda: waiting.done() or happened())
+        eventually(lambda: waiting.done() or happened())
         assert not waiting.done()
         self._proxy.refuses = for_good
         self._proxy.cut_all()
@@ -75,6 +68,18 @@ def lossy_client(url: str, patience_seconds: float = DEADLINE_SECONDS) -> Iterat
         ThreadPoolExecutor(2) as threads,
     ):
         yield LossyClient(proxy, client, observer, threads)
+
+
+# What the client and the server do is the same on every backend.
+@pytest.fixture(
+    params=[
+        pytest.param("memory", marks=pytest.mark.rotating),
+        "rocksdb",
+        pytest.param("postgres", marks=pytest.mark.rotating),
+    ]
+)
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture
@@ -277,10 +282,10 @@ async def test_unanswered_writes_are_unknown_and_reads_fail_plainly(
 def test_a_put_whose_client_was_closed_raises_commit_unknown(tmp_path: Path) -> None:
     """Closed would mean that the put can be repeated safely."""
     with lossy_client(f"dir:{tmp_path}") as lossy:
-        until(lossy._is_connected)
+        eventually(lossy._is_connected)
         lossy._proxy.mutes = True
         putting = lossy._threads.submit(lossy.client.queue("jobs").put, b"1")
-        until(lambda: putting.done() or lossy.observer.queue("jobs").stats().ready)
+        eventually(lambda: putting.done() or lossy.observer.queue("jobs").stats().ready)
         lossy.client.close()
         with pytest.raises(CommitUnknown, match="closed"):
             putting.result(DEADLINE_SECONDS)

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -14,6 +15,7 @@ from fastness.plane.open import Options
 from fastness.wire.queues import NewMessage, PutMessages
 from fastness.wire.sqs import CreateSqsQueue, GetSqsQueue, ListMoveTasks, StartMoveTask
 from tests.support.forked import start_python
+from tests.support.waiting import eventually
 
 MESSAGES = 600
 KILLS = 6
@@ -62,10 +64,9 @@ def test_every_message_is_moved_once_although_the_process_is_killed(tmp_path: Pa
     assert seen[0] < MESSAGES, "it was killed while it moved messages"
     plane = open_plane(url, Options())
     try:
-        end = time.monotonic() + 60
-        while (task := plane.call(ListMoveTasks(source="dead")).tasks[0]).status == "RUNNING":
-            assert time.monotonic() < end, task
-            time.sleep(0.05)
+        tasks = partial(plane.call, ListMoveTasks(source="dead"))
+        eventually(lambda: tasks().tasks[0].status != "RUNNING", tasks)
+        task = tasks().tasks[0]
         assert (task.status, task.moved) == ("COMPLETED", MESSAGES)
         assert plane.call(GetSqsQueue(name="else")).attributes["ApproximateNumberOfMessages"] == str(MESSAGES)
     finally:

@@ -5,9 +5,8 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -18,6 +17,7 @@ import fastness
 from fastness.backends.postgres import PostgresDatabase
 from fastness.errors import Unsupported
 from fastness.kv import Transaction
+from tests.support.waiting import eventually
 
 PROGRAM = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 
@@ -68,14 +68,14 @@ def pooled(postgres_url: str) -> Iterator[Callable[..., str]]:
 
 
 def _await_answer(url: str, process: subprocess.Popen[bytes]) -> None:
-    until = time.monotonic() + 20
-    while True:
+    def answers() -> bool:
         assert process.poll() is None, "PgBouncer has ended"
-        try:
-            return psycopg.connect(url, connect_timeout=5).close()
-        except psycopg.OperationalError:
-            assert time.monotonic() < until
-            time.sleep(0.02)
+        with suppress(psycopg.OperationalError):
+            psycopg.connect(url, connect_timeout=5).close()
+            return True
+        return False
+
+    eventually(answers, "an answer of PgBouncer")
 
 
 @pytest.mark.parametrize("settings", [{}, {"server_round_robin": 1}], ids=["last-used", "round-robin"])

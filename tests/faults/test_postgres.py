@@ -226,6 +226,7 @@ def test_a_transaction_that_always_conflicts_fails(postgres_url: str, monkeypatc
         assert other.read(lambda tx: tx.get(b"n")) == b"4"
 
 
+@pytest.mark.thorough  # test_a_paused_node_blocks_only_what_it_holds_and_not_for_long has one other transaction.
 def test_a_paused_transaction_elsewhere_does_not_refuse_callers(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -31,7 +30,9 @@ from fastness.kv.keys import pack, prefix_range
 from fastness.layers import locks
 from fastness.layers.lock_transaction import Waiting
 from fastness.wire.locks import GrantedLocks, LockSession
+from tests.support.depth import Depth
 from tests.support.forked import start_python
+from tests.support.waiting import eventually
 
 DEADLINE_SECONDS = 60.0  # Bounds every wait; far longer than any step takes.
 AREAS = ("q", "w", "mail", "states", "leases")
@@ -143,10 +144,7 @@ def wait_for_waiters(postgres_url: str) -> Iterator[Callable[[int], None]]:
     with psycopg.connect(postgres_url, autocommit=True) as connection:
 
         def wait(waiters: int) -> None:
-            deadline = time.monotonic() + DEADLINE_SECONDS
-            while connection.execute(query).fetchone() != (waiters,):
-                assert time.monotonic() < deadline, f"never happened: {waiters} transactions wait"
-                time.sleep(0.01)
+            eventually(lambda: connection.execute(query).fetchone() == (waiters,), f"{waiters} transactions wait")
 
         yield wait
 
@@ -412,12 +410,12 @@ transfers = st.lists(
 
 
 def test_transactions_on_several_parts_never_block_each_other_for_ever(
-    nodes: list[PostgresDatabase], threads: ThreadPoolExecutor
+    nodes: list[PostgresDatabase], threads: ThreadPoolExecutor, depth: Depth
 ) -> None:
     """In any order of parts. Every transaction ends, and every counter has what the transactions say."""
     examples = count()
 
-    @settings(max_examples=40, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=round(40 * depth.stored_examples), suppress_health_check=list(HealthCheck))
     @given(transfers)
     def check(plan: list[tuple[int, list[int]]]) -> None:
         example = next(examples)

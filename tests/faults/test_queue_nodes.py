@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +20,9 @@ from fastness.limits import LOCK_LATE_MS_MAX
 from fastness.testing.histories import History, Outcome
 from fastness.testing.histories.queues import check_queue
 from tests.faults import queue_child
+from tests.support.depth import Depth
 from tests.support.forked import start_python
+from tests.support.waiting import eventually, exit_code
 
 CHILD = Path(__file__).parent / "queue_child.py"
 DEADLINE_SECONDS = 60.0  # A generous deadline for conditions that the tests wait for.
@@ -54,7 +55,7 @@ class Node:
         self._process.stdin.write(msgspec.json.encode([kind, options]) + b"\n")
         self._process.stdin.flush()
         client = f"{self.name}-{next(self._requests)}"
-        return lambda: until(lambda: self._result(client), f"{client}'s answer to {kind}")[0]
+        return lambda: eventually(lambda: self._result(client), f"{client}'s answer to {kind}")[0]
 
     def call(self, kind: str, **options: Any) -> Any:
         """Send a request, and wait for its result."""
@@ -92,12 +93,12 @@ class Node:
         """Wait for a successful exit."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        assert self._process.wait(DEADLINE_SECONDS) == 0
+        assert exit_code(self._process) == 0
         self._reader.join()
 
     def __enter__(self) -> Self:
         try:
-            until(lambda: self.lines or self._process.poll() is not None, f"{self.name} to start")
+            eventually(lambda: self.lines or self._process.poll() is not None, f"{self.name} to start")
             assert self.lines, f"{self.name} ended before it began"
         except BaseException:
             self.__exit__()
@@ -112,17 +113,6 @@ class Node:
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    """Wait until a condition is true; returns its value."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while time.monotonic() < deadline:
-        found = condition()
-        if found:
-            return found
-        time.sleep(0.02)
-    raise AssertionError(f"Waited {DEADLINE_SECONDS} s in vain for {what}")
 
 
 @pytest.fixture(autouse=True)
@@ -153,15 +143,15 @@ def content(url: str) -> tuple[set[str], set[str], Any]:
         return left, {id for place in buried.values() for id in place}, stats
 
 
-@pytest.mark.parametrize("nodes", [2, 3])
-def test_each_message_is_settled_by_one_owner(nodes: int, postgres_url: str) -> None:
+@pytest.mark.parametrize("nodes", [2, pytest.param(3, marks=pytest.mark.rotating)])
+def test_each_message_is_settled_by_one_owner(nodes: int, postgres_url: str, depth: Depth) -> None:
     """Producers and consumers in every process; conflicts are retried and reach no caller."""
-    puts, producers = 60, 2
+    puts, producers = round(60 * depth.load), 2
     total = nodes * producers * puts
     fleet = [Node(postgres_url, f"node{n}", producers=producers, puts=puts, consumers=2) for n in range(nodes)]
     try:
-        until(lambda: sum(node.count_results("put") for node in fleet) == total, "every put")
-        until(lambda: sum(node.count_results("ack") for node in fleet) == total, "every ack")
+        eventually(lambda: sum(node.count_results("put") for node in fleet) == total, "every put")
+        eventually(lambda: sum(node.count_results("ack") for node in fleet) == total, "every ack")
         seen = [node.call("stats") for node in fleet]
         for node in fleet:
             node.finish()
@@ -214,17 +204,18 @@ def test_a_lease_is_renewed_while_its_process_runs(postgres_url: str) -> None:
         assert (stats["leased"], stats["expired_total"]) == (2, 0)
 
 
-def test_a_killed_process_does_not_block_others(postgres_url: str) -> None:
+def test_a_killed_process_does_not_block_others(postgres_url: str, depth: Depth) -> None:
+    puts = round(60 * depth.load)
     with (
         Node(postgres_url, "victim", producers=1, puts=1_000, consumers=3, visibility=1.0) as victim,
-        Node(postgres_url, "one", producers=1, puts=60, consumers=2, visibility=1.0) as one,
-        Node(postgres_url, "two", producers=1, puts=60, consumers=2, visibility=1.0) as two,
+        Node(postgres_url, "one", producers=1, puts=puts, consumers=2, visibility=1.0) as one,
+        Node(postgres_url, "two", producers=1, puts=puts, consumers=2, visibility=1.0) as two,
     ):
-        until(lambda: victim.count_results("ack") > 10, "the victim to be in the middle")
+        eventually(lambda: victim.count_results("ack") > 10, "the victim to be in the middle")
         victim.kill()
         print(f"killed with {victim.count_results('put')} puts and {victim.count_results('ack')} acks")
-        until(lambda: one.count_results("put") == two.count_results("put") == 60, "every put of the others")
-        until(lambda: not sum(map(len, _ids_by_state(postgres_url).values())), "everything to be delivered")
+        eventually(lambda: one.count_results("put") == two.count_results("put") == puts, "every put of the others")
+        eventually(lambda: not sum(map(len, _ids_by_state(postgres_url).values())), "everything to be delivered")
         one.finish()
         two.finish()
         lines = victim.lines + one.lines + two.lines
@@ -234,9 +225,9 @@ def test_a_killed_process_does_not_block_others(postgres_url: str) -> None:
     assert (left, stats.put_total) == (set(), stats.acked_total + stats.dead_total)
 
 
-def test_a_paused_process_does_not_block_others(postgres_url: str) -> None:
+def test_a_paused_process_does_not_block_others(postgres_url: str, depth: Depth) -> None:
     """PostgreSQL soon ends its transaction. No caller of either process notices."""
-    puts = 120
+    puts = round(120 * depth.load)
     with (
         Node(postgres_url, "paused", producers=1, puts=puts, consumers=2) as paused,
         Node(postgres_url, "one", producers=1, puts=puts, consumers=2) as one,
@@ -244,9 +235,9 @@ def test_a_paused_process_does_not_block_others(postgres_url: str) -> None:
         for _ in range(3):
             with paused.paused():
                 before = one.count_results("lease")
-                until(lambda before=before: one.count_results("lease") >= before + 10, "the other process to continue")
-        until(lambda: paused.count_results("put") == one.count_results("put") == puts, "every put")
-        until(lambda: paused.count_results("ack") + one.count_results("ack") == 2 * puts, "every ack")
+                eventually(lambda before=before: one.count_results("lease") >= before + 10, "progress")
+        eventually(lambda: paused.count_results("put") == one.count_results("put") == puts, "every put")
+        eventually(lambda: paused.count_results("ack") + one.count_results("ack") == 2 * puts, "every ack")
         paused.finish()
         one.finish()
         lines = paused.lines + one.lines
@@ -255,14 +246,16 @@ def test_a_paused_process_does_not_block_others(postgres_url: str) -> None:
     check_jobs(queue_child.history_of(lines))
 
 
-def test_a_killed_postgresql_loses_nothing_acknowledged(postgres_url: str) -> None:
+def test_a_killed_postgresql_loses_nothing_acknowledged(postgres_url: str, depth: Depth) -> None:
     """When one of its processes is killed, PostgreSQL ends all sessions and recovers from its log."""
+    kills = max(1, depth.server_kills - 1)
+    puts = 40 * kills
     with (
-        Node(postgres_url, "one", producers=2, puts=120, consumers=2) as one,
-        Node(postgres_url, "two", producers=2, puts=120, consumers=2) as two,
+        Node(postgres_url, "one", producers=2, puts=puts, consumers=2) as one,
+        Node(postgres_url, "two", producers=2, puts=puts, consumers=2) as two,
     ):
-        for kill in range(1, 4):
-            until(lambda kill=kill: one.count_results("ack") + two.count_results("ack") > 25 * kill, "some acks")
+        for kill in range(1, kills + 1):
+            eventually(lambda kill=kill: one.count_results("ack") + two.count_results("ack") > 25 * kill, "some acks")
             kill_postgresql(postgres_url)
         one.finish()
         two.finish()
@@ -278,10 +271,10 @@ def kill_postgresql(url: str) -> None:
     """Send SIGKILL to a process of PostgreSQL that serves Fastness; the server restarts all of them."""
     query = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'fastness'"
     with psycopg.connect(url, autocommit=True) as connection:
-        [pid] = until(lambda: connection.execute(query).fetchone(), "a session")
+        [pid] = eventually(lambda: connection.execute(query).fetchone(), "a session")
         os.kill(pid, signal.SIGKILL)
-        until(lambda: not _answers(lambda: connection.execute("SELECT 1")), "PostgreSQL to end all sessions")
-    until(lambda: _answers(lambda: psycopg.connect(url).close()), "PostgreSQL to recover")
+        eventually(lambda: not _answers(lambda: connection.execute("SELECT 1")), "PostgreSQL to end all sessions")
+    eventually(lambda: _answers(lambda: psycopg.connect(url).close()), "PostgreSQL to recover")
 
 
 def _answers(call: Callable[[], object]) -> bool:
@@ -304,7 +297,7 @@ def test_a_waiting_consumer_is_woken_by_a_put_of_another_process(postgres_url: s
     with two_nodes(postgres_url) as (one, two):
         for _ in range(3):
             waiting = one.request("receive", visibility_seconds=30, wait_seconds=WAIT_SECONDS)
-            until(lambda: one.call("stats")["waiting_consumers"] == 1, "the consumer to wait")
+            eventually(lambda: one.call("stats")["waiting_consumers"] == 1, "the consumer to wait")
             id = two.call("put")
             assert [found for found, *_ in waiting()] == [id]
 
@@ -317,7 +310,7 @@ def test_waiting_consumers_of_two_processes_get_one_message_each(postgres_url: s
             for _ in "ab"
         ]
         for node in (one, two):
-            until(lambda node=node: node.call("stats")["waiting_consumers"] == 2, "all of them to wait")
+            eventually(lambda node=node: node.call("stats")["waiting_consumers"] == 2, "all of them to wait")
         ids = [one.call("put") for _ in range(2)] + [two.call("put") for _ in range(2)]
         assert sorted(id for answer in waiting for id, *_ in answer()) == sorted(ids)
 
@@ -327,7 +320,7 @@ def test_a_delayed_message_is_delivered_by_another_process_when_due(postgres_url
     with two_nodes(postgres_url) as (one, two):
         for giver, taker in ((one, two), (two, one)):
             waiting = taker.request("receive", visibility_seconds=30, wait_seconds=WAIT_SECONDS)
-            until(lambda taker=taker: taker.call("stats")["waiting_consumers"] == 1, "the consumer to wait")
+            eventually(lambda taker=taker: taker.call("stats")["waiting_consumers"] == 1, "the consumer to wait")
             id = giver.call("put", delay_seconds=0.7)
             [[found, _, leased_ms, _, more]] = waiting()
             assert found == id
@@ -340,7 +333,7 @@ def test_a_nack_in_one_process_wakes_the_other(postgres_url: str) -> None:
         message = plane.queue("jobs").receive()
         assert message.id == id
         waiting = two.request("receive", visibility_seconds=30, wait_seconds=WAIT_SECONDS)
-        until(lambda: two.call("stats")["waiting_consumers"] == 1, "the consumer to wait")
+        eventually(lambda: two.call("stats")["waiting_consumers"] == 1, "the consumer to wait")
         message.nack(delay_seconds=0)
         assert [(found, fence) for found, fence, *_ in waiting()] == [(id, 2)]
 

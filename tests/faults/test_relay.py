@@ -14,6 +14,7 @@ import websockets
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fastness.wire.mail import NewMail
+from tests.support.depth import Depth
 from tests.support.proxy import Proxy
 from tests.support.relay_client import Agent, Refused
 from tests.support.server_process import Server
@@ -150,7 +151,7 @@ def pending(server: Any, agent: str = "bob") -> int:
 
 
 async def test_a_server_killed_while_storing_and_delivering_loses_nothing(
-    start: Callable[..., Any], tmp_path: Path, seed: int
+    start: Callable[..., Any], tmp_path: Path, seed: int, depth: Depth
 ) -> None:
     """Every acknowledged mail arrives, and its sender gets the delivery confirmation."""
     chance = random.Random(seed)
@@ -166,7 +167,7 @@ async def test_a_server_killed_while_storing_and_delivering_loses_nothing(
                     await asyncio.gather(*(sender.send("bob", id.encode(), id) for id in ids))
 
             sending = [asyncio.create_task(send_all(sender)) for sender in (ada, eve)]
-            for kill in range(4):
+            for kill in range(depth.server_kills):
                 await until(lambda kill=kill: len(bob.by_connection) > kill, "bob to be connected to this server")
                 goal = len(bob.by_connection[-1]) + chance.randrange(20, 100)
                 await until(lambda goal=goal: len(bob.by_connection[-1]) >= goal, "progress")
@@ -186,7 +187,9 @@ async def test_a_server_killed_while_storing_and_delivering_loses_nothing(
             print(f"{len(sent)} mails, {bob.connections} connections, {len(bob.mails) - len(sent)} mails twice")
 
 
-async def test_a_server_killed_during_a_delivery_continues_it(start: Callable[..., Any], seed: int) -> None:
+async def test_a_server_killed_during_a_delivery_continues_it(
+    start: Callable[..., Any], seed: int, depth: Depth
+) -> None:
     chance = random.Random(seed)
     server = start()
     with server.plane() as plane:
@@ -195,7 +198,7 @@ async def test_a_server_killed_during_a_delivery_continues_it(start: Callable[..
             plane.mailbox("ada").send_many(mails)
     with Proxy(server.address[1], seed) as proxy:
         async with lasting(lambda: proxy.url, "bob") as [bob]:
-            for kill in range(3):
+            for kill in range(depth.server_kills):
                 await until(lambda: len(bob.ids) >= 200 * kill + chance.randrange(1, 200), "some of the flush")  # noqa: B023
                 server.process.kill()
                 server.process.wait()
@@ -209,21 +212,22 @@ async def test_a_server_killed_during_a_delivery_continues_it(start: Callable[..
                 assert sequences == list(range(sequences[0], sequences[0] + len(sequences))) if sequences else True
 
 
-async def test_broken_connections_lose_nothing(start: Callable[..., Any], seed: int) -> None:
+async def test_broken_connections_lose_nothing(start: Callable[..., Any], seed: int, depth: Depth) -> None:
     server = start()
     with Proxy(server.address[1], seed) as proxy:
-        proxy.bytes_max = 30_000
+        count = round(300 * depth.load)
+        proxy.bytes_max = round(30_000 * depth.load)
         proxy.delay_seconds = 0.002
         async with lasting(lambda: proxy.url, "bob", "ada") as [bob, ada]:
-            for first in range(0, 300, 20):
-                ids = [f"m-{first + number}" for number in range(20)]
+            for first in range(0, count, 10):
+                ids = [f"m-{first + number}" for number in range(10)]
                 await asyncio.gather(*(ada.send("bob", id.encode(), id) for id in ids))
-            await until(lambda: len(bob.ids) == 300, "every mail to arrive")
+            await until(lambda: len(bob.ids) == count, "every mail to arrive")
             await until(lambda: pending(server) == 0, "every mail to be confirmed")
             proxy.bytes_max = 0
-            await until(lambda: len(ada.delivered) == 300, "every delivery confirmation")
+            await until(lambda: len(ada.delivered) == count, "every delivery confirmation")
             assert bob.connections + ada.connections > 4
-            print(f"{bob.connections} and {ada.connections} connections, {len(bob.mails) - 300} mails twice")
+            print(f"{bob.connections} and {ada.connections} connections, {len(bob.mails) - count} mails twice")
 
 
 # Several servers.
@@ -283,23 +287,26 @@ async def test_a_mailbox_is_taken_over_from_another_server(two_servers: tuple[An
         assert [each["message_id"] for each in ada.confirms] == confirmed
 
 
-async def test_takeovers_under_load_lose_and_duplicate_nothing(two_servers: tuple[Any, Any], seed: int) -> None:
+async def test_takeovers_under_load_lose_and_duplicate_nothing(
+    two_servers: tuple[Any, Any], seed: int, depth: Depth
+) -> None:
     chance = random.Random(seed)
     urls = [server.url for server in two_servers]
     async with lasting(lambda: chance.choice(urls), "bob", "ada") as [bob, ada]:
-        sending = asyncio.create_task(send_in_tens(ada, 200))
-        for _ in range(6):
+        count = round(20 * depth.load) * 10
+        sending = asyncio.create_task(send_in_tens(ada, count))
+        for _ in range(round(6 * depth.load)):
             goal = len(bob.ids) + 15
-            await until(lambda goal=goal: len(bob.ids) >= min(goal, 200), "progress")
+            await until(lambda goal=goal: len(bob.ids) >= min(goal, count), "progress")
             usurper = Agent(chance.choice(urls), "bob", key=bob.key, host=HOST)
             with suppress(Refused, OSError, websockets.WebSocketException):
                 async with usurper:
                     pass
         await sending
-        await until(lambda: len(bob.ids) == 200, "every mail to arrive")
+        await until(lambda: len(bob.ids) == count, "every mail to arrive")
         assert set(bob.ids) == set(ada.acknowledged)
         await until(lambda: pending(two_servers[0]) == 0, "every mail to be confirmed")
-        await until(lambda: len(ada.delivered) == 200, "every delivery confirmation")
+        await until(lambda: len(ada.delivered) == count, "every delivery confirmation")
         for sequences in bob.by_connection:
             assert sequences == sorted(set(sequences))
 

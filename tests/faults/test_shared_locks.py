@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,17 +22,23 @@ from fastness import Plane
 from fastness.errors import Fenced, LeaseExpired
 from tests.support.forked import start_python
 from tests.support.http_server import serving
+from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 ROW = ["record_id", "task/1"]
 DEADLINE_SECONDS = 60.0
 
 
-def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never became true"
-        time.sleep(0.002)
+# What callers and the server do is the same on every backend.
+@pytest.fixture(
+    params=[
+        pytest.param("memory", marks=pytest.mark.rotating),
+        "rocksdb",
+        pytest.param("postgres", marks=pytest.mark.rotating),
+    ]
+)
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture
@@ -66,9 +72,9 @@ def test_a_caller_that_is_killed_while_it_waits_leaves_no_claim(server: Any) -> 
     """Its lease is long, so only the end of its connection can have removed it."""
     with fastness.connect(server.url) as plane, caller(server.url, lease_seconds=3_600) as killed:
         held = plane.locks.acquire(ROW)
-        until(lambda: waiting(plane) == 1)
+        eventually(lambda: waiting(plane) == 1)
         killed.kill()
-        until(lambda: waiting(plane) == 0)
+        eventually(lambda: waiting(plane) == 0)
         held.release()
         with ThreadPoolExecutor(1) as other:
             heir = other.submit(plane.locks.acquire, ROW, timeout_seconds=0).result(DEADLINE_SECONDS)
@@ -95,7 +101,7 @@ def test_a_server_that_stops_longer_than_a_lease_fences_the_holder(server: Any) 
         other.queues()  # Connects it.
         server.process.send_signal(signal.SIGSTOP)
         try:
-            until(lambda: held.is_lost)  # It does not need the server to know that.
+            eventually(lambda: held.is_lost)  # It does not need the server to know that.
         finally:
             server.process.send_signal(signal.SIGCONT)
         with ThreadPoolExecutor(1) as thread:
@@ -119,9 +125,9 @@ def test_a_caller_that_closes_its_http_connection_leaves_no_claim(server: Any) -
         connection = server.connect()
         headers = {"content-type": "application/json"}
         connection.request("POST", "/v1/locks/acquire", msgspec.json.encode(body), headers)
-        until(lambda: waiting(plane) == 1)
+        eventually(lambda: waiting(plane) == 1)
         connection.close()
-        until(lambda: waiting(plane) == 0)
+        eventually(lambda: waiting(plane) == 0)
         assert plane.locks.stats()["record_id"].timeouts == 0  # It did not wait for the end of `wait_seconds`.
 
 

@@ -6,7 +6,6 @@ The server is `fastness serve --sqs` on RocksDB, and starts again on the same po
 import os
 import random
 import threading
-import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -21,9 +20,13 @@ from botocore.config import Config
 from botocore.exceptions import ClientError, EndpointConnectionError, HTTPClientError
 
 from tests.support.server_process import SECONDS_MAX, Server
+from tests.support.waiting import eventually
 
 VISIBILITY_SECONDS = "3600"  # No message comes back while a server starts, however long that takes.
-KILLS = pytest.mark.parametrize("kills", [4, pytest.param(200, marks=pytest.mark.nightly)])
+NIGHTLY = pytest.param(200, marks=pytest.mark.nightly)
+# Four have every kind of send and queue, and two have every time of a deletion.
+FOUR_KILLS = pytest.mark.parametrize("kills", [4, NIGHTLY])
+TWO_KILLS = pytest.mark.parametrize("kills", [2, pytest.param(4, marks=pytest.mark.thorough), NIGHTLY])
 # Smaller and larger than what is stored with a message, and than its native attributes may be.
 BODY_SIZES = (1, 200, 20_000, 300_000)
 ATTRIBUTE_SIZES = (0, 10, 12_000)
@@ -117,7 +120,7 @@ def content(message: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return body, message.get("MessageAttributes", {})
 
 
-@KILLS
+@FOUR_KILLS
 def test_every_message_that_was_answered_arrives_after_the_server_was_killed(
     service: Service, chance: random.Random, kills: int
 ) -> None:
@@ -154,7 +157,7 @@ def test_every_message_that_was_answered_arrives_after_the_server_was_killed(
     assert all(numbers == sorted(numbers) for numbers in groups.values())
 
 
-@KILLS
+@TWO_KILLS
 def test_what_was_received_and_deleted_stays_so_after_the_server_was_killed(
     service: Service, chance: random.Random, kills: int
 ) -> None:
@@ -178,7 +181,7 @@ def test_what_was_received_and_deleted_stays_so_after_the_server_was_killed(
     assert service.counts(url) == (0, 0, 0)
 
 
-@KILLS
+@TWO_KILLS
 def test_senders_that_repeat_what_was_not_answered_send_every_message_once_and_in_order(
     service: Service, chance: random.Random, kills: int
 ) -> None:
@@ -198,7 +201,7 @@ def test_senders_that_repeat_what_was_not_answered_send_every_message_once_and_i
         try:
             for _ in range(kills):
                 goal = sum(map(len, answered.values())) + chance.randrange(1, 20)
-                until(
+                eventually(
                     lambda goal=goal: sum(map(len, answered.values())) >= goal or any(each.done() for each in sending),
                     "more messages were sent",
                 )
@@ -217,22 +220,19 @@ def test_senders_that_repeat_what_was_not_answered_send_every_message_once_and_i
 
 def repeat(call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """The answer to a send that is repeated while the server cannot be reached, or says that it stops."""
-    deadline = time.monotonic() + SECONDS_MAX
-    while True:
+
+    def answer() -> dict[str, Any] | None:
         try:
             found = call()
-            if "MessageId" in found:  # Else the connection ended after the head, which botocore takes for an answer.
-                return found
         except (EndpointConnectionError, HTTPClientError):
-            assert time.monotonic() < deadline, "the server has not come back"
+            return None
         except ClientError as error:
             if error.response["ResponseMetadata"]["HTTPStatusCode"] < 500:
                 raise
-        time.sleep(0.1)
+            return None
+        # Without the id the connection ended after the head, which botocore takes for an answer.
+        return found if "MessageId" in found else None
 
-
-def until(condition: Callable[[], Any], description: str) -> None:
-    deadline = time.monotonic() + SECONDS_MAX
-    while not condition():
-        assert time.monotonic() < deadline, f"never happened: {description}"
-        time.sleep(0.005)
+    found = eventually(answer, "the server is back")
+    assert found is not None
+    return found

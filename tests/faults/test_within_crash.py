@@ -27,8 +27,10 @@ import pytest
 import fastness
 from fastness.errors import FastnessError
 from tests.faults.within_child import QUEUES
+from tests.support.depth import Depth
 from tests.support.forked import start_python
 from tests.support.server_process import Server, free_port
+from tests.support.waiting import eventually
 
 CHILD = Path(__file__).parent / "within_child.py"
 DEADLINE_SECONDS = 120.0  # For everything to be delivered, once the applications have ended.
@@ -74,14 +76,12 @@ class Postgres:
         return True
 
     def execute(self, statement: str) -> list[Any]:
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while True:
-            try:
-                with psycopg.connect(self.url) as connection:
-                    return connection.execute(statement).fetchall()
-            except psycopg.OperationalError:  # It recovers.
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+        def answer() -> list[list[Any]]:
+            with suppress(psycopg.OperationalError), psycopg.connect(self.url) as connection:
+                return [connection.execute(statement).fetchall()]
+            return []  # It recovers.
+
+        return eventually(answer, statement)[0]
 
     def close(self) -> None:
         self._server.cleanup()
@@ -251,19 +251,26 @@ def check(postgres: Postgres, folder: Path, *, applications: int, transactions: 
 
 
 def _wait_until_empty(url: str) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
     with fastness.connect(url) as plane:
-        while True:
+
+        def left() -> list[int]:
             stats = [plane.queue(name).stats() for name in QUEUES]
-            left = [(each.ready, each.delayed, each.leased, each.blocked) for each in stats]
-            if not any(any(counts) for counts in left):
-                return
-            assert time.monotonic() < deadline, left
-            time.sleep(0.1)
+            return [each.ready + each.delayed + each.leased + each.blocked for each in stats]
+
+        eventually(lambda: not any(left()), left)
 
 
-def test_exactly_the_messages_of_committed_transactions_are_delivered(postgres: Postgres, tmp_path: Path) -> None:
-    check(postgres, tmp_path, applications=2, transactions=100, kills=4, seed=random.randrange(1 << 32))
+def test_exactly_the_messages_of_committed_transactions_are_delivered(
+    postgres: Postgres, tmp_path: Path, depth: Depth
+) -> None:
+    check(
+        postgres,
+        tmp_path,
+        applications=2,
+        transactions=round(100 * depth.load),
+        kills=4,
+        seed=random.randrange(1 << 32),
+    )
 
 
 @pytest.mark.nightly

@@ -1,8 +1,7 @@
 """Worker processes that are killed while they handle a batch: what they had not settled is delivered again."""
 
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import fastness
 from fastness import Plane, QueuePolicy
 from tests.support.forked import start_python
 from tests.support.http_server import serving
+from tests.support.waiting import eventually
 
 HERE = Path(__file__).parent
 DEADLINE_SECONDS = 60.0  # Bounds every wait; far longer than any step takes.
@@ -52,13 +52,6 @@ def lines(process: subprocess.Popen[bytes]) -> Iterator[Any]:
         yield msgspec.json.decode(line)
 
 
-def until(condition: Callable[[], Any], description: str) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"never happened: {description}"
-        time.sleep(0.01)
-
-
 def test_a_killed_worker_leaves_exactly_its_unsettled_messages(url: str, plane: Plane, kind: str) -> None:
     """The first batch is acknowledged when the second one is received, and four messages of that by its handler."""
     jobs = plane.queue("jobs")
@@ -72,10 +65,9 @@ def test_a_killed_worker_leaves_exactly_its_unsettled_messages(url: str, plane: 
                 break
         assert printed == [list(range(10)), list(range(10, 20)), "blocked"]
         assert (jobs.stats().acked_total, jobs.stats().leased) == (14, 6)
-    again = []
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while len(again) < 6 and time.monotonic() < deadline:
-        again += jobs.receive_many(20, wait_seconds=5)
+    again: list[Any] = []
+    while len(again) < 6:
+        again += jobs.receive_many(20, wait_seconds=DEADLINE_SECONDS)
     assert [message.json()["n"] for message in again] == list(range(14, 20))
     assert {(message.attempts, message.failure_attempts) for message in again} == {(2, 1)}
     assert {failure.outcome for message in again for failure in message.failures} == {"expired"}
@@ -90,10 +82,10 @@ def test_a_message_that_kills_its_process_becomes_a_dead_letter_alone(url: str, 
     for _ in range(3):
         with child(url, kind, 10) as worker:
             batches += lines(worker)
-        until(lambda: not jobs.stats().leased, "the leases of the killed process have expired")
+        eventually(lambda: not jobs.stats().leased, "the leases of the killed process have expired")
     assert jobs.stats().dead == 1
     with child(url, kind, 10) as worker:
-        until(lambda: jobs.stats().acked_total == 9, "every other message was handled")
+        eventually(lambda: jobs.stats().acked_total == 9, "every other message was handled")
     assert batches[0] == list(range(10))
     assert {len(batch) for batch in batches[1:]} == {1}
     assert [letter.failure_attempts for letter in jobs.dead_letters()] == [3]
