@@ -20,10 +20,10 @@ from fastness.backends.rocksdb import RocksDatabase
 from fastness.kv import Database
 from fastness.runtime.consumer_options import Polling
 from fastness.testing.clock import ManualClock
+from tests.support.backends import BACKENDS
 from tests.support.depth import Depth, depth_of, first_seed_of
 from tests.support.postgres import SERVER, THROWAWAY, PostgresServer
 
-BACKENDS = ("memory", "rocksdb", "postgres")
 PARTS = 8
 UNIT = Path(__file__).parent / "unit"
 

@@ -124,6 +124,7 @@ def test_every_store(store: ObjectStore, check: Callable[[ObjectStore], None]) -
     check(store)
 
 
+@pytest.mark.parametrize("store", ["memory", "dir", pytest.param("s3", marks=pytest.mark.rotating)], indirect=True)
 @pytest.mark.parametrize("check", OBJECT_CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
 def test_every_store_async(store: ObjectStore, check: Callable[[ObjectStore], None]) -> None:
     check(cast("ObjectStore", AsyncAsSync(store)))

@@ -6,6 +6,7 @@ import pytest
 
 from fastness.kv import Database
 from fastness.testing.conformance.worlds import WORLD_CHECKS, Check
+from tests.support.backends import rotating_backends
 
 
 @pytest.mark.parametrize("check", WORLD_CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
@@ -14,6 +15,7 @@ def test_worlds(check: Check, open_database: Callable[..., Database]) -> None:
         check(database)
 
 
+@pytest.mark.parametrize("backend", rotating_backends("memory"), indirect=True)
 def test_the_checks_share_a_database_and_run_again(open_database: Callable[..., Database]) -> None:
     with open_database() as database:
         for check in (*WORLD_CHECKS, *WORLD_CHECKS):

@@ -226,7 +226,7 @@ class Examiner:
     """A child process that examines damaged directories. It is replaced when it does not answer in time."""
 
     def __init__(self, what: str, undamaged: Path) -> None:
-        self._command = [CHILD, what]
+        self._command: list[str | Path] = [CHILD, what]
         self._undamaged = undamaged
         self._start()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fastness.errors import Closed
 from fastness.kv import Database
+from tests.support.forked import run_python
 
 FORKING = """
 import os, sys, threading
@@ -53,7 +54,7 @@ def test_forked_children_are_refused_and_do_not_damage_the_files(tmp_path: Path)
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == str([0] * 10), done.stderr
     again = "import sys, fastness; p = fastness.open(sys.argv[1]); print(len(p.pairs.scan(b'0', b'000500')))"
-    found = subprocess.run([sys.executable, "-c", again, f"dir:{tmp_path}"], capture_output=True, text=True, check=True)
+    found = run_python(["-c", again, f"dir:{tmp_path}"], check=True)
     assert found.stdout.strip() == "500"
 
 

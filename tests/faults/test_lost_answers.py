@@ -22,6 +22,7 @@ from fastness.errors import Busy, CommitUnknown, FastnessError, InvalidArgument,
 from fastness.wire.frames import PROTOCOL, REVISION, Hello, Reply, decode_calls, encode
 from fastness.wire.problems import problem_of
 from fastness.wire.queues import NewMessage, PutMessages
+from tests.support.backends import rotating_backends
 from tests.support.http_server import serving
 from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
@@ -71,13 +72,7 @@ def lossy_client(url: str, patience_seconds: float = DEADLINE_SECONDS) -> Iterat
 
 
 # What the client and the server do is the same on every backend.
-@pytest.fixture(
-    params=[
-        pytest.param("memory", marks=pytest.mark.rotating),
-        "rocksdb",
-        pytest.param("postgres", marks=pytest.mark.rotating),
-    ]
-)
+@pytest.fixture(params=rotating_backends("rocksdb"))
 def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -39,6 +39,7 @@ from fastness.testing.clock import ManualClock
 from fastness.testing.faults import ChosenFault, Crash, FaultyDatabase, faulty_objects
 from fastness.wire.canonical import canonical
 from fastness.wire.inboxes import Control, DomainEvent, Effect, Timer
+from tests.support.backends import rotating_backends
 
 ADA = World("main", "ada")
 LARGE = bytes(range(256)) * 200
@@ -181,6 +182,8 @@ def everything(database: Database, objects: ObjectStore) -> tuple[object, object
     return pairs, bodies
 
 
+# The crashes are those of a database in front of the backend.
+@pytest.mark.parametrize("backend", rotating_backends("memory"), indirect=True)
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
 def test_a_crash_after_any_step_converges_on_retry(
     protocol: Protocol, open_database: Callable[..., Database], tmp_path: Path
@@ -240,6 +243,7 @@ def fill(database: Database, objects: ObjectStore, clock: ManualClock) -> None:
     database.transact(blobs.release, "main", "ab" * 32)  # A mark without a blob.
 
 
+@pytest.mark.parametrize("backend", rotating_backends("memory"), indirect=True)
 @pytest.mark.parametrize("error", [Crash, lambda: Unreachable("refused on purpose")], ids=["crash", "refusal"])
 def test_a_collection_that_stops_after_any_step_is_finished_by_the_next_ones(
     error: Callable[[], BaseException], open_database: Callable[..., Database]

@@ -20,6 +20,7 @@ import pytest
 import fastness
 from fastness import Plane
 from fastness.errors import Fenced, LeaseExpired
+from tests.support.backends import rotating_backends
 from tests.support.forked import start_python
 from tests.support.http_server import serving
 from tests.support.waiting import eventually
@@ -30,13 +31,7 @@ DEADLINE_SECONDS = 60.0
 
 
 # What callers and the server do is the same on every backend.
-@pytest.fixture(
-    params=[
-        pytest.param("memory", marks=pytest.mark.rotating),
-        "rocksdb",
-        pytest.param("postgres", marks=pytest.mark.rotating),
-    ]
-)
+@pytest.fixture(params=rotating_backends("rocksdb"))
 def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -196,15 +196,15 @@ def test_senders_that_repeat_what_was_not_answered_send_every_message_once_and_i
             found = repeat(partial(service.send_message, QueueUrl=url, MessageGroupId=group, **message))
             answered[group].append(found["MessageId"])
 
+    def has_answered(goal: int) -> bool:
+        return sum(map(len, answered.values())) >= goal or any(each.done() for each in sending)
+
     with ThreadPoolExecutor(len(answered)) as threads:
         sending = [threads.submit(send, group) for group in answered]
         try:
             for _ in range(kills):
                 goal = sum(map(len, answered.values())) + chance.randrange(1, 20)
-                eventually(
-                    lambda goal=goal: sum(map(len, answered.values())) >= goal or any(each.done() for each in sending),
-                    "more messages were sent",
-                )
+                eventually(partial(has_answered, goal), "more messages were sent")
                 service.kill()
                 service.restart()
         finally:

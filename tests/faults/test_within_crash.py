@@ -106,7 +106,7 @@ class Application:
         self._start()
 
     def _start(self) -> None:
-        arguments = [CHILD, self._url, *map(str, (self._seed, self._last + 1))]
+        arguments: list[str | Path] = [CHILD, self._url, *map(str, (self._seed, self._last + 1))]
         arguments.append(str(self._end - self._last - 1))
         pipe = subprocess.PIPE
         self._process = start_python(arguments, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
@@ -158,7 +158,7 @@ class Application:
 
     def _end_process(self) -> str:
         assert self._process.stderr is not None
-        errors = self._process.stderr.read()
+        errors: str = self._process.stderr.read()
         self._process.wait()
         self._reader.join()
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from tests.support.depth import depth_of
 
+EXAMPLES_MIN = 4
 STORED = {"tmp_path", "open_postgres", "postgres_url"}  # The fixtures of tests that need more than memory.
 
 
@@ -22,8 +23,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         (count,) = marker.args
         depth = depth_of(metafunc.config)
         share = depth.stored_examples if STORED & set(metafunc.fixturenames) else depth.examples
+        some = pytest.param(max(min(count, EXAMPLES_MIN), round(count * share)), id="suite")
         nightly = pytest.param(100 * count, id="nightly", marks=pytest.mark.nightly)
-        metafunc.parametrize("examples", [pytest.param(max(1, round(count * share)), id="suite"), nightly])
+        metafunc.parametrize("examples", [some, nightly])
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from fastness.plane.services import Services
 from fastness.testing.clock import ManualClock
 from fastness.testing.faults import ChosenFault, Crash, FaultyDatabase
 from fastness.tiers import Tier
+from tests.support.depth import Depth
 
 Name = tuple[str, str]  # A kind and an id.
 Fields = dict[str, int]
@@ -414,12 +415,12 @@ def run_machine(make_database: Callable[[Path, ManualClock], Database], examples
     run_state_machine_as_test(machine, settings=settings(max_examples=examples, stateful_step_count=30, deadline=None))
 
 
-def test_entities_in_memory_match_the_model() -> None:
-    run_machine(lambda folder, clock: MemoryDatabase(clock=clock), 50)
+def test_entities_in_memory_match_the_model(depth: Depth) -> None:
+    run_machine(lambda folder, clock: MemoryDatabase(clock=clock), round(50 * depth.examples))
 
 
-def test_entities_on_rocksdb_match_the_model() -> None:
-    run_machine(lambda folder, clock: RocksDatabase(folder / "kv", clock=clock), 15)
+def test_entities_on_rocksdb_match_the_model(depth: Depth) -> None:
+    run_machine(lambda folder, clock: RocksDatabase(folder / "kv", clock=clock), round(15 * depth.stored_examples))
 
 
 @pytest.mark.nightly

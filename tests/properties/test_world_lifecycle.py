@@ -33,6 +33,7 @@ from fastness.plane.services import Services
 from fastness.testing.faults import ChosenFault, Crash, FaultyDatabase, faulty_objects
 from fastness.wire.inboxes import DomainEvent, Effect
 from fastness.wire.restores import Entry
+from tests.support.depth import Depth
 
 
 def fold(state: Any, entry: Entry) -> Any:
@@ -227,12 +228,12 @@ def run_machine(make_database: Callable[[Path], Database], examples: int) -> Non
     run_state_machine_as_test(machine, settings=settings(max_examples=examples, stateful_step_count=25, deadline=None))
 
 
-def test_a_world_in_memory_survives_crashes() -> None:
-    run_machine(lambda folder: MemoryDatabase(), 60)
+def test_a_world_in_memory_survives_crashes(depth: Depth) -> None:
+    run_machine(lambda folder: MemoryDatabase(), round(60 * depth.examples))
 
 
-def test_a_world_on_rocksdb_survives_crashes() -> None:
-    run_machine(lambda folder: RocksDatabase(folder / "kv"), 15)
+def test_a_world_on_rocksdb_survives_crashes(depth: Depth) -> None:
+    run_machine(lambda folder: RocksDatabase(folder / "kv"), round(15 * depth.stored_examples))
 
 
 @pytest.mark.nightly
