@@ -81,6 +81,7 @@ def test_a_host_on_rocksdb_does_everything_once(new_directory: Callable[[], str]
     assert set(report.repeated) == {"adapter label of parcel", "step upper of run:g-1"}
 
 
+@pytest.mark.rotating  # The boundaries are those of the host, not of the backend.
 def test_a_host_on_postgresql_does_everything_once(emptied_database: Callable[[], str]) -> None:
     report = crash_everywhere(app, scenario, open_url=emptied_database, stalls=False, snapshot_every=16)
     assert report.result == ["ADA", ["label of 17"]]
