@@ -12,10 +12,7 @@ import http.client
 import os
 import re
 import signal
-import socket
 import subprocess
-import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -25,7 +22,8 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from fastness.server.settings import Settings
-from tests.support.server_process import free_port
+from tests.support.forked import program_environment, run_python
+from tests.support.server_process import Server, free_port
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", "docs/tour.md"]
@@ -37,9 +35,7 @@ BLOCKS = [
 
 
 def run_block(block: str, folder: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", block], cwd=folder, capture_output=True, text=True, check=False
-    )
+    done = run_python(["-c", block], cwd=folder)
     assert done.returncode == 0, f"{done.stderr}\nin this block of {' or '.join(PAGES)}:\n{block}"
 
 
@@ -82,7 +78,7 @@ def run_blocks(document: str, folder: Path, words: Mapping[str, str]) -> None:
             script.append(code)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FASTNESS_")}
     environment |= {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        **program_environment(),
         "XDG_CONFIG_HOME": str(folder / "config"),
         "XDG_STATE_HOME": str(folder / "state"),
         "FASTNESS_URL": words.get(SERVER, ""),
@@ -97,13 +93,11 @@ def run_blocks(document: str, folder: Path, words: Mapping[str, str]) -> None:
         start_new_session=True,
     )
     try:
-        output, _ = shell.communicate(timeout=600)
+        output, _ = shell.communicate()
     finally:
-        for _ in range(2):  # Also stops what a block left running.
-            try:
+        with suppress(ProcessLookupError):
+            for _ in range(2):  # Also stops what a block left running.
                 os.killpg(shell.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                break
     assert shell.returncode == 0, output
     parts = re.split(rf"^{MARK} \d+$", output, flags=re.MULTILINE)[1:]
     for number, (language, _, expected) in enumerate(blocks):
@@ -115,9 +109,8 @@ def run_blocks(document: str, folder: Path, words: Mapping[str, str]) -> None:
 SERVER = "http://127.0.0.1:9440"
 
 
+TUTORIALS = ["tutorial.md", "tutorial-agents.md"]
 SERVED = [
-    "tutorial.md",
-    "tutorial-agents.md",
     "coming-from/celery.md",
     "coming-from/temporal.md",
     "how-to/choose-a-deployment.md",
@@ -133,34 +126,56 @@ SERVED = [
 SPARK = "pipeline.md"  # It starts Spark for every command.
 
 
-@pytest.mark.parametrize("document", [*SERVED, pytest.param(SPARK, marks=pytest.mark.nightly)])
+def run_with_a_server(document: str, folder: Path, words: Mapping[str, str] | None = None) -> None:
+    """Run a document's blocks with a free port instead of the usual one."""
+    port = str(free_port())
+    ports = {SERVER: SERVER.replace("9440", port), "fastness serve ": f"fastness serve --port {port} "}
+    ours = {word: each.replace("9440", port) for word, each in (words or {}).items()}
+    run_blocks(document, folder, {**ports, **ours})
+
+
+@pytest.mark.parametrize("document", TUTORIALS)
+def test_the_blocks_of_a_tutorial_run(document: str, tmp_path: Path) -> None:
+    run_with_a_server(document, tmp_path)
+
+
+INSTALL = """make setup
+. .venv/bin/activate
+mkdir -p build/start && cd build/start
+"""
+
+
+def test_the_blocks_of_the_first_page_run_where_fastness_is_installed(tmp_path: Path) -> None:
+    """test_first_page.py installs it, too."""
+    run_with_a_server("start.md", tmp_path, {INSTALL: ""})
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        *(pytest.param(each, marks=pytest.mark.rotating) for each in SERVED),
+        pytest.param(SPARK, marks=pytest.mark.nightly),
+    ],
+)
 def test_the_blocks_of_a_document_with_a_server_run(document: str, tmp_path: Path) -> None:
-    port = free_port()
-    words = {SERVER: f"http://127.0.0.1:{port}", "fastness serve ": f"fastness serve --port {port} "}
-    run_blocks(document, tmp_path, words)
+    run_with_a_server(document, tmp_path)
 
 
 def test_every_path_in_the_endpoint_reference_is_served(tmp_path: Path) -> None:
-    port = free_port()
-    command = [sys.executable, "-m", "fastness.cli", "serve", "--data", "memory:", "--port", str(port)]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
-        try:
-            for _ in range(1_200):
-                with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-                    break
-                time.sleep(0.05)
-            text = (ROOT / "docs" / "reference" / "endpoints.md").read_text()
-            section = text.partition("## Other endpoints")[2].partition("\n## ")[0]
-            paths = re.findall(r"^\| `(/[\w./]+)` \|", section, re.MULTILINE)
-            assert len(paths) >= 8
-            missing = [path for path in paths if not is_served(port, path)]
-        finally:
-            server.terminate()
+    text = (ROOT / "docs" / "reference" / "endpoints.md").read_text()
+    section = text.partition("## Other endpoints")[2].partition("\n## ")[0]
+    paths = re.findall(r"^\| `(/[\w./]+)` \|", section, re.MULTILINE)
+    assert len(paths) >= 8
+    server = Server(tmp_path, data="memory:")
+    try:
+        missing = [path for path in paths if not is_served(server, path)]
+    finally:
+        server.kill()
     assert missing == []
 
 
-def is_served(port: int, path: str) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+def is_served(server: Server, path: str) -> bool:
+    connection = http.client.HTTPConnection(*server.address, timeout=60)
     upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
     upgrade["Sec-WebSocket-Key"] = "AAAAAAAAAAAAAAAAAAAAAA=="
     connection.request("GET", path, headers=upgrade if path.startswith("/v1/") else {})
@@ -199,6 +214,7 @@ GUIDES_RUN = [
 ]
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("document", GUIDES_RUN)
 def test_the_blocks_of_a_guide_run(document: str, tmp_path: Path) -> None:
     run_blocks(document, tmp_path, {})
@@ -218,11 +234,13 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     server.stop()
 
 
+@pytest.mark.rotating
 @pytest.mark.usefixtures("s3")
 def test_the_blocks_of_the_postgresql_guide_run(tmp_path: Path, postgres_url: str) -> None:
     run_blocks("how-to/move-to-postgresql.md", tmp_path, {"postgresql://fastness@db/plane": postgres_url})
 
 
+@pytest.mark.rotating
 def test_the_blocks_of_the_transaction_guide_run(tmp_path: Path, postgres_url: str) -> None:
     engine_url = postgres_url.replace("postgresql://", "postgresql+psycopg://")
     words = {"postgresql://fastness@db/plane": postgres_url, "postgresql+psycopg://fastness@db/plane": engine_url}
@@ -232,15 +250,12 @@ def test_the_blocks_of_the_transaction_guide_run(tmp_path: Path, postgres_url: s
 CELERY = "how-to/celery.md"
 
 
+@pytest.mark.rotating
 def test_the_blocks_of_the_celery_guide_run(tmp_path: Path) -> None:
-    port, sqs_port = free_port(), free_port()
-    words = {
-        SERVER: f"http://127.0.0.1:{port}",
-        "127.0.0.1:9440/main": f"127.0.0.1:{port}/main",
-        "fastness serve ": f"fastness serve --port {port} ",
-        "9324": f"{sqs_port}",
-    }
-    run_blocks(CELERY, tmp_path, words)
+    broker_port = str(free_port())
+    run_with_a_server(
+        CELERY, tmp_path, {"fastness://127.0.0.1:9440/": "fastness://127.0.0.1:9440/", "9324": broker_port}
+    )
 
 
 OTHER_TESTS = ["start.md", "tour.md", SPARK, CELERY, "how-to/move-to-postgresql.md", "how-to/your-own-transaction.md"]
@@ -252,7 +267,7 @@ def test_every_page_with_blocks_is_run_or_says_why_not() -> None:
     texts = {
         name: text for name, text in texts.items() if not name.startswith("reference/")
     }  # Generated from the code.
-    run = {*SERVED, *GUIDES_RUN, *OTHER_TESTS}
+    run = {*TUTORIALS, *SERVED, *GUIDES_RUN, *OTHER_TESTS}
     assert run <= set(texts)
     executable = {name for name, text in texts.items() if re.search(r"^```(python|sh)\b", text, re.MULTILINE)}
     excused = {name for name, text in texts.items() if re.search(r"^<!-- not run: .{10,} -->$", text, re.MULTILINE)}

@@ -10,11 +10,12 @@ import ctypes
 import json
 import os
 import runpy
+import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -25,10 +26,28 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Final
 
-ADDRESS: Final = "FASTNESS_TESTS_FORK_SERVER"
-_STATUS: Final = struct.Struct("!i")
-_SIZE: Final = struct.Struct("!I")
+from tests.support.fork_protocol import ADDRESS, SIZE, STATUS, ask, read_status
+
 _PR_SET_PDEATHSIG: Final = 1
+
+
+def run_python(
+    arguments: Sequence[str | Path],
+    *,
+    env: dict[str, str] | None = None,
+    cwd: Path | str | None = None,
+    check: bool = False,
+) -> "subprocess.CompletedProcess[str]":
+    """Run `python -W error` with these arguments to its end, without input; returns its output."""
+    pipe = subprocess.PIPE
+    with start_python(
+        arguments, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True
+    ) as process:
+        output, errors = process.communicate()
+    done = subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+    if check and done.returncode:
+        raise AssertionError(f"{arguments[0]} ended with {done.returncode}: {errors[-5_000:]}")
+    return done
 
 
 def start_python(
@@ -41,7 +60,7 @@ def start_python(
     stderr: int | IO[Any] | None = None,
     text: bool = False,
 ) -> "subprocess.Popen[Any]":
-    """Start `python -W error` with these arguments: `-c CODE …`, `-m MODULE …` or `FILE …`."""
+    """Start `python -W error` with these arguments: `-c CODE …`, `-m MODULE …`, `- …` or `FILE …`."""
     given = [str(each) for each in arguments]
     kind = _Forked if ADDRESS in os.environ else subprocess.Popen
     command = [sys.executable, "-W", "error", *given]
@@ -72,25 +91,13 @@ class _Forked(subprocess.Popen[Any]):
         self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell,
         p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *_,
     ) -> None:  # fmt: skip
-        request = {
-            "arguments": args[3:],  # After `python -W error`.
-            "environment": dict(os.environ if env is None else env),
-            "folder": os.fspath(cwd or Path.cwd()),
-        }
-        message = json.dumps(request).encode()
         fds = [fd if fd != -1 else own for own, fd in enumerate((p2cread, c2pwrite, errwrite))]
-        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._connection.connect(os.environ[ADDRESS])
-        socket.send_fds(self._connection, [_SIZE.pack(len(message))], fds)
-        self._connection.sendall(message)
-        self.pid = self._read()
+        environment = dict(os.environ if env is None else env)
+        arguments = args[3:]  # After `python -W error`.
+        self._connection = ask(os.environ[ADDRESS], arguments, environment, os.fspath(cwd or Path.cwd()), fds)
+        self.pid = read_status(self._connection)
         self._child_created = True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
-
-    def _read(self) -> int:
-        received = self._connection.recv(_STATUS.size, socket.MSG_WAITALL)
-        assert len(received) == _STATUS.size, "the fork server has ended"
-        return int(_STATUS.unpack(received)[0])
 
     def _internal_poll(self, *_: object, **__: object) -> int | None:
         with suppress(subprocess.TimeoutExpired):
@@ -102,11 +109,21 @@ class _Forked(subprocess.Popen[Any]):
             if self.returncode is None:
                 self._connection.settimeout(timeout)
                 try:
-                    self.returncode = self._read()
+                    self.returncode = read_status(self._connection)
                 except (TimeoutError, BlockingIOError):
                     raise subprocess.TimeoutExpired(self.args, timeout or 0) from None
                 self._connection.close()
         return int(self.returncode)
+
+
+def program_environment() -> dict[str, str]:
+    """The variables with which a shell finds `python` and `fastness`: those of this Python, forked where that pays."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    if ADDRESS not in os.environ:
+        return {"PATH": path}
+    programs = Path(__file__).with_name("programs")
+    path = f"{programs}{os.pathsep}{path}"
+    return {"PATH": path, ADDRESS: os.environ[ADDRESS], "FASTNESS_TESTS_PYTHON": sys.executable}
 
 
 def serve_forks(address: Path) -> int:
@@ -134,18 +151,21 @@ def _attend(connection: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _end_with_parent()
     try:
-        head, fds, _, _ = socket.recv_fds(connection, _SIZE.size, 3)
-        message = connection.recv(_SIZE.unpack(head)[0], socket.MSG_WAITALL)
+        head, fds, _, _ = socket.recv_fds(connection, SIZE.size, 3)
+        message = connection.recv(SIZE.unpack(head)[0], socket.MSG_WAITALL)
         request = json.loads(message)
         if (pid := os.fork()) == 0:
             connection.close()
             _become(request, fds)
         for fd in fds:
             os.close(fd)
-        connection.sendall(_STATUS.pack(pid))
+        connection.sendall(STATUS.pack(pid))
+        ended = os.pidfd_open(pid)
+        if ended not in select.select([ended, connection], [], [])[0]:  # The one that asked for it has been killed.
+            os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
         with suppress(OSError):  # The test has ended.
-            connection.sendall(_STATUS.pack(os.waitstatus_to_exitcode(status)))
+            connection.sendall(STATUS.pack(os.waitstatus_to_exitcode(status)))
     except BaseException:
         traceback.print_exc()
     finally:
@@ -161,13 +181,16 @@ def _become(request: dict[str, Any], fds: list[int]) -> None:
         for number, fd in enumerate(fds):
             os.dup2(fd, number)
         os.closerange(3, 1_024)
+        buffering = 1 if "PYTHONUNBUFFERED" in request["environment"] else -1
         sys.stdin = open(0)  # noqa: SIM115 - as long as the process.
-        sys.stdout = open(1, "w", encoding="utf-8")  # noqa: SIM115
+        sys.stdout = open(1, "w", encoding="utf-8", buffering=buffering)  # noqa: SIM115
         sys.stderr = open(2, "w", encoding="utf-8", buffering=1, errors="backslashreplace")  # noqa: SIM115
         os.chdir(request["folder"])
         os.environ.clear()
         os.environ.update(request["environment"])
         time.tzset()
+        tempfile.tempdir = None  # The folder of the test run. TMPDIR names it, unless the test has its own.
+        sys.orig_argv = [sys.executable, "-W", "error", *request["arguments"]]  # A reload executes it again.
         warnings.resetwarnings()
         warnings.simplefilter("error")
         code = _run(request["arguments"])
@@ -184,18 +207,21 @@ def _become(request: dict[str, Any], fds: list[int]) -> None:
 
 
 def _run(arguments: list[str]) -> int:
-    """Run `-c CODE`, `-m MODULE` or `FILE` as the main module; return the exit code."""
+    """Run `-c CODE`, `-m MODULE`, `-` or `FILE` as the main module; return the exit code."""
     for folder in reversed(os.environ.get("PYTHONPATH", "").split(os.pathsep)):
         if folder and folder not in sys.path:
             sys.path.insert(0, folder)
     try:
-        if arguments[0] == "-c":
-            sys.argv = ["-c", *arguments[2:]]
+        if arguments[0] in ("-c", "-"):
+            code, name = (arguments.pop(1), "<string>") if arguments[0] == "-c" else (sys.stdin.read(), "<stdin>")
+            sys.argv = arguments
+            sys.path.insert(0, "")
             main = types.ModuleType("__main__")
             sys.modules["__main__"] = main
-            exec(compile(arguments[1], "<string>", "exec"), main.__dict__)
+            exec(compile(code, name, "exec"), main.__dict__)
         elif arguments[0] == "-m":
             sys.argv = arguments[1:]
+            sys.path.insert(0, str(Path.cwd()))
             runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv = arguments
