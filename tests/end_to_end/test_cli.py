@@ -9,9 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,11 @@ from fastness.errors import DirectoryInUse, MailboxFull
 from fastness.handles.sync.plane import Plane
 from fastness.layers.worlds import World, subspace
 from fastness.wire.mail import MailPolicy
+from tests.support.forked import program_environment, run_python, start_python
 from tests.support.server_process import Server
+from tests.support.waiting import eventually
 
-FASTNESS = [sys.executable, "-m", "fastness.cli"]
-SECONDS_MAX = 60.0  # Far more than any step needs; every wait has a bound.
+FASTNESS = ["-m", "fastness.cli"]
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -46,15 +46,7 @@ def cli(environment: dict[str, str]) -> Cli:
     """Runs a command to its end."""
 
     def run(*words: str, code: int = 0) -> "subprocess.CompletedProcess[str]":
-        done = subprocess.run(
-            [*FASTNESS, *words],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS_MAX,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
+        done = run_python([*FASTNESS, *words], env=environment)
         assert done.returncode == code, (words, done.returncode, done.stdout, done.stderr)
         return done
 
@@ -67,7 +59,7 @@ def start(environment: dict[str, str]) -> Iterator[Callable[..., "subprocess.Pop
     started: list[subprocess.Popen[str]] = []
 
     def run(*words: str) -> "subprocess.Popen[str]":
-        process = subprocess.Popen(
+        process = start_python(
             [*FASTNESS, *words],
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -87,17 +79,17 @@ def start(environment: dict[str, str]) -> Iterator[Callable[..., "subprocess.Pop
 
 def open_when_free(url: str) -> Plane:
     """Open the plane as soon as no other process has it open."""
-    deadline = time.monotonic() + SECONDS_MAX
-    while True:
-        try:
+
+    def opened() -> Plane | None:
+        with suppress(DirectoryInUse):
             return fastness.open(url)
-        except DirectoryInUse:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        return None
+
+    return eventually(opened)  # type: ignore[return-value]
 
 
 @contextmanager
-def running_server(folder: Path, *, tokens: bool, **options: Any) -> Iterator[Any]:
+def running_server(folder: Path, *, tokens: bool, **options: Any) -> Iterator[Server]:
     server = Server(folder, tokens=tokens, **options)
     try:
         yield server
@@ -106,21 +98,13 @@ def running_server(folder: Path, *, tokens: bool, **options: Any) -> Iterator[An
         server.kill()
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS_MAX
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def shell(script: str, environment: dict[str, str], **also: str) -> str:
-    function = f'fastness() {{ "{sys.executable}" -m fastness.cli "$@"; }}\n'
+def shell(script: str, environment: dict[str, str], *, is_forked: bool = True, **also: str) -> str:
+    path = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     done = subprocess.run(
-        ["sh", "-euc", function + script],
-        env={**environment, **also},
+        ["sh", "-euc", script],
+        env={**environment, **(program_environment() if is_forked else path), **also},
         capture_output=True,
         text=True,
-        timeout=SECONDS_MAX,
         check=True,
         stdin=subprocess.DEVNULL,
     )
@@ -148,11 +132,10 @@ def test_get_waits_for_a_put_of_another_process(
     cli: Cli, start: Callable[..., "subprocess.Popen[str]"], tmp_path: Path
 ) -> None:
     waiting = start("queue", "get", "jobs", "--wait", "forever", "--json")
-    until(
-        (tmp_path / "data" / "kv" / "CURRENT").exists
-    )  # The command has created the directory, and polls for a message.
+    # The command has created the directory, and polls for a message.
+    eventually((tmp_path / "data" / "kv" / "CURRENT").exists)
     id = cli("queue", "put", "jobs", "hello").stdout.strip()
-    output, _ = waiting.communicate(timeout=SECONDS_MAX)
+    output, _ = waiting.communicate()
     found = json.loads(output)
     assert (found["id"], found["payload"]) == (id, "hello")
     # The lease of a process that has ended is not renewed.
@@ -173,7 +156,7 @@ def test_a_command_waits_for_a_result_of_another_process(
         waiting = start("message", "result", "jobs", id, "--wait", "forever")
         found = json.loads(cli("queue", "get", "jobs", "--json").stdout)
         cli("queue", "ack", "jobs", found["lease_id"], "--result", "[1, 2]")
-        output, errors = waiting.communicate(timeout=SECONDS_MAX)
+        output, errors = waiting.communicate()
         assert (waiting.returncode, output) == (0, "[1,2]\n"), errors
 
 
@@ -182,7 +165,7 @@ def test_commands_under_one_lock_never_overlap(start: Callable[..., "subprocess.
     script = f'echo "start $FASTNESS_FENCE" >> {log}; sleep 0.3; echo "end $FASTNESS_FENCE" >> {log}; exit 5'
     runs = [start("lease", "run", "deploy", "--wait", "60", "--ttl", "60", "--", "sh", "-c", script) for _ in range(3)]
     for run in runs:
-        output, errors = run.communicate(timeout=2 * SECONDS_MAX)
+        output, errors = run.communicate()
         assert run.returncode == 5, (output, errors)
     assert log.read_text().split("\n")[:-1] == [f"{word} {fence}" for fence in (1, 2, 3) for word in ("start", "end")]
 
@@ -194,10 +177,10 @@ def test_a_command_is_stopped_when_another_owner_acquires_its_lock(
         f'trap "touch {tmp_path}/terminated; exit 0" TERM; echo "$FASTNESS_LEASE_ID" > {tmp_path}/id; sleep 60 & wait'
     )
     running = start("lease", "run", "deploy", "--ttl", "9", "--", "sh", "-c", script)
-    until(lambda: (tmp_path / "id").exists() and (tmp_path / "id").read_text().endswith("\n"))
+    eventually(lambda: (tmp_path / "id").exists() and (tmp_path / "id").read_text().endswith("\n"))
     cli("lease", "release", "deploy", "--lease-id", (tmp_path / "id").read_text().strip(), "--fence", "1")
     cli("lease", "acquire", "deploy", "--owner", "eve", "--ttl", "60")
-    _, errors = running.communicate(timeout=SECONDS_MAX)
+    _, errors = running.communicate()
     assert running.returncode == 6, errors
     assert "the command was stopped" in errors
     assert (tmp_path / "terminated").exists()
@@ -209,11 +192,11 @@ def test_a_command_is_killed_before_a_lock_that_cannot_be_renewed_expires(
     alive = tmp_path / "alive"
     script = f"trap '' TERM; while :; do date +%s%3N > {alive}; sleep 0.05; done"
     running = start("lease", "run", "deploy", "--ttl", "15", "--patience", "0.2", "--", "sh", "-c", script)
-    until(alive.exists)
+    eventually(alive.exists)
     with open_when_free(environment["FASTNESS_URL"]) as plane:  # The running command cannot renew its lock meanwhile.
         granted = plane.lease("deploy").describe().lease
         assert granted is not None
-        _, errors = running.communicate(timeout=SECONDS_MAX)
+        _, errors = running.communicate()
     assert running.returncode == 6, errors
     last_alive_ms = int(alive.read_text() or 0)
     assert last_alive_ms <= granted.expires_ms
@@ -224,20 +207,22 @@ def test_signals_are_forwarded_to_the_command(
 ) -> None:
     script = f'trap "exit 9" TERM; touch {tmp_path}/ready; sleep 60 & wait'
     running = start("lease", "run", "deploy", "--", "sh", "-c", script)
-    until((tmp_path / "ready").exists)
+    eventually((tmp_path / "ready").exists)
     running.send_signal(signal.SIGTERM)
-    _, errors = running.communicate(timeout=SECONDS_MAX)
+    _, errors = running.communicate()
     assert running.returncode == 9, errors
     assert json.loads(cli("lease", "list", "--json").stdout) == []
 
 
-def test_an_interrupt_ends_a_wait_with_exit_code_130(cli: Cli, start: Callable[..., "subprocess.Popen[str]"]) -> None:
+def test_an_interrupt_ends_a_wait_with_exit_code_130(cli: Cli, environment: dict[str, str]) -> None:
     cli("queue", "put", "other", "x")
-    waiting = start("queue", "watch", "jobs", "--json")
-    assert waiting.stdout is not None
-    assert json.loads(waiting.stdout.readline())["ready"] == 0
-    waiting.send_signal(signal.SIGINT)
-    _, errors = waiting.communicate(timeout=SECONDS_MAX)
+    command = [sys.executable, "-W", "error", *FASTNESS, "queue", "watch", "jobs", "--json"]  # As a shell starts it.
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True) as waiting:
+        assert waiting.stdout is not None
+        assert json.loads(waiting.stdout.readline())["ready"] == 0
+        waiting.send_signal(signal.SIGINT)
+        _, errors = waiting.communicate()
     assert (waiting.returncode, json.loads(errors.strip())["code"]) == (130, "interrupted")
 
 
@@ -248,7 +233,8 @@ def test_a_closed_pipe_is_not_an_error(environment: dict[str, str]) -> None:
         cat errors
     """
     folder = environment["TMPDIR"]
-    assert shell(f"cd {folder}\n{script}", environment) == ""
+    # Its own process: Python closes the output when the interpreter ends.
+    assert shell(f"cd {folder}\n{script}", environment, is_forked=False) == ""
 
 
 def test_the_first_token_is_created_and_given_as_the_messages_say(
@@ -258,7 +244,7 @@ def test_the_first_token_is_created_and_given_as_the_messages_say(
         return shlex.split(text.partition("run: fastness ")[2].partition('"')[0])
 
     with running_server(tmp_path, tokens=True) as server:
-        until(lambda: "none exists" in server.log())
+        eventually(lambda: "none exists" in server.log())
         words = [{"DATA": server.data}.get(word, word) for word in suggestion(server.log())]
     token = cli(*words).stdout.strip()
     with running_server(tmp_path, tokens=True) as server:
@@ -302,14 +288,7 @@ main()"""
 
     def complete(words: str, **variables: str) -> str:
         protocol = {"_FASTNESS_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": "3"}
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            env={**environment, **protocol, **variables},
-            capture_output=True,
-            text=True,
-            timeout=2 * SECONDS_MAX,
-            check=True,
-        )
+        done = run_python(["-c", program], env={**environment, **protocol, **variables}, check=True)
         assert done.stderr == ""
         return done.stdout.strip()
 
@@ -330,9 +309,9 @@ def test_an_interrupted_benchmark_leaves_no_messages(
     with running_server(tmp_path, tokens=False) as server, server.plane() as plane:
         stats = plane.queue("fastness-bench").stats
         running = start("--url", server.url, "bench", "--messages", "3000", "--callers", "4")
-        until(lambda: getattr(stats(), state) > 20)
+        eventually(lambda: getattr(stats(), state) > 20)
         running.send_signal(signal.SIGINT)
-        _, errors = running.communicate(timeout=SECONDS_MAX)
+        _, errors = running.communicate()
         assert (running.returncode, errors.strip()) == (130, "fastness: interrupted")
         found = stats()
         assert (found.ready, found.delayed, found.leased, found.blocked, found.dead) == (0, 0, 0, 0, 0)
@@ -353,7 +332,7 @@ with fastness.open(sys.argv[1]) as plane:
 def test_a_backup_after_a_writer_was_killed_has_all_acknowledged_writes(
     cli: Cli, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    writer = subprocess.Popen([sys.executable, "-c", WRITER, environment["FASTNESS_URL"]], stdout=subprocess.PIPE)
+    writer = start_python(["-c", WRITER, environment["FASTNESS_URL"]], stdout=subprocess.PIPE)
     assert writer.stdout is not None
     writer.stdout.readline()
     refused = cli("--patience", "0.3", "backup", str(tmp_path / "backup"), code=9)
@@ -421,7 +400,7 @@ def test_commands_report_a_failed_key_space(cli: Cli, tmp_path: Path) -> None:
         assert "The key space has failed and refuses writes (disk_full: " in shown
         assert "Key space: works" not in shown
         resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
-        until(lambda: "Key space: works" in cli("--url", server.url, "space", "--status").stdout)
+        eventually(lambda: "Key space: works" in cli("--url", server.url, "space", "--status").stdout)
 
 
 def test_a_server_has_a_mail_policy_for_universes_without_one(environment: dict[str, str], cli: Cli) -> None:
@@ -431,7 +410,7 @@ def test_a_server_has_a_mail_policy_for_universes_without_one(environment: dict[
     @contextmanager
     def served(*flags: str, **variables: str) -> Iterator[Plane]:
         command = [*FASTNESS, "serve", "--data", data, "--port", "0", *flags]
-        server = subprocess.Popen(command, env=environment | variables, stdout=subprocess.PIPE, text=True)
+        server = start_python(command, env=environment | variables, stdout=subprocess.PIPE, text=True)
         assert server.stdout is not None
         try:
             environment["FASTNESS_URL"] = server.stdout.readline().strip().rpartition(" ")[2]
@@ -439,7 +418,7 @@ def test_a_server_has_a_mail_policy_for_universes_without_one(environment: dict[
                 yield plane
         finally:
             server.terminate()
-            assert server.wait(SECONDS_MAX) == 0
+            assert server.wait() == 0
             server.stdout.close()
 
     with served("--mail-max", "2", FASTNESS_MAIL_TTL_SECONDS="3600") as plane:
