@@ -4,8 +4,6 @@ import os
 import runpy
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +12,10 @@ import pytest
 
 import fastness
 from fastness import Plane, Program
+from tests.support.forked import start_python
 from tests.support.server_process import Server
+from tests.support.waiting import eventually, exit_code
 
-SECONDS_MAX = 60.0  # Bounds every wait; far longer than any step takes.
 LEASE_SECONDS = "1"
 WORLDS = 12
 ORDERS = 6
@@ -76,8 +75,8 @@ class HostProcess:
         self.log = folder / "host.log"
         words = ["host", "shop:app", "--lease-seconds", LEASE_SECONDS, *options]
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-W", "error", "-m", "fastness.cli", *words],
+            self.process = start_python(
+                ["-m", "fastness.cli", *words],
                 cwd=folder,
                 env={**environment, "FASTNESS_URL": url, "FASTNESS_UNIVERSE": universe},
                 stdout=subprocess.PIPE,
@@ -97,7 +96,7 @@ class HostProcess:
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)
-        return self.process.wait(SECONDS_MAX)
+        return exit_code(self.process)
 
     def close(self) -> None:
         if self.process.poll() is None:
@@ -114,7 +113,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One server; each test has a universe of its own."""
     server = Server(tmp_path_factory.mktemp("server"))
     try:
@@ -171,13 +170,6 @@ def notes(folder: Path, name: str) -> list[int]:
     return [int(pid) for noted, pid in lines if noted == name]
 
 
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + SECONDS_MAX
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
-
-
 def test_the_worlds_of_a_killed_host_continue_on_another_and_nothing_is_done_twice(
     folder: Path, plane: Plane, start: Callable[..., HostProcess]
 ) -> None:
@@ -189,11 +181,11 @@ def test_the_worlds_of_a_killed_host_continue_on_another_and_nothing_is_done_twi
     for order in range(ORDERS):
         for number, name in enumerate(names):
             plane.world(name).send("order", [number, order])
-    until(lambda: notes(folder, "charge").count(killed.pid) >= 5)
+    eventually(lambda: notes(folder, "charge").count(killed.pid) >= 5)
     assert killed.stop(signal.SIGKILL) == -signal.SIGKILL
     total = WORLDS * ORDERS
-    until(lambda: plane.queue("charged").stats().put_total == total)
-    until(lambda: state_of(plane, "ledger", program(folder, "ledger")) == total)
+    eventually(lambda: plane.queue("charged").stats().put_total == total)
+    eventually(lambda: state_of(plane, "ledger", program(folder, "ledger")) == total)
     agent = program(folder, "agent")
     for number, name in enumerate(names):
         orders = [[number, order] for order in range(ORDERS)]
@@ -210,17 +202,17 @@ def test_a_paused_host_is_fenced_when_it_continues(
     plane.world("ada").create(program="slow")
     paused = start()
     plane.world("ada").send("go")
-    until(lambda: notes(folder, "slow") == [paused.pid])
+    eventually(lambda: notes(folder, "slow") == [paused.pid])
     paused.process.send_signal(signal.SIGSTOP)
     fence = plane.world("ada").hosting().fence
     other = start()
     (folder / "go").touch()
-    until(lambda: plane.queue("slow").stats().put_total == 1)
+    eventually(lambda: plane.queue("slow").stats().put_total == 1)
     assert plane.world("ada").hosting().fence > fence
     paused.process.send_signal(signal.SIGCONT)
-    until(lambda: "world ada is lost" in paused.log.read_text())
+    eventually(lambda: "world ada is lost" in paused.log.read_text())
     plane.world("ada").send("go")
-    until(lambda: plane.queue("slow").stats().put_total == 2)
+    eventually(lambda: plane.queue("slow").stats().put_total == 2)
     assert state_of(plane, "ada", program(folder, "slow")) == 2
     assert [host.stop() for host in (paused, other)] == [0, 0]
     assert plane.world("ada").head() == 4, "two turns of one item each"
@@ -234,17 +226,17 @@ def test_a_host_that_is_stopped_finishes_its_turn_and_a_hangup_loads_changed_cod
         plane.world(name).create(program=name)
     host = start()
     plane.world("version").send("go")
-    until(lambda: state_of(plane, "version", program(folder, "version")) == 1)
+    eventually(lambda: state_of(plane, "version", program(folder, "version")) == 1)
     (folder / "shop.py").write_text(MODULE.replace("return 1\n", "return 22\n"))
     host.process.send_signal(signal.SIGHUP)
     host.wait_until_running()
     plane.world("version").send("go")
-    until(lambda: state_of(plane, "version", program(folder, "version")) == 22)
+    eventually(lambda: state_of(plane, "version", program(folder, "version")) == 22)
     plane.world("slow").send("go")
-    until(lambda: notes(folder, "slow"))
+    eventually(lambda: notes(folder, "slow"))
     host.process.send_signal(signal.SIGTERM)
-    until(lambda: "stopping: waiting" in host.log.read_text())
+    eventually(lambda: "stopping: waiting" in host.log.read_text())
     (folder / "go").touch()
-    assert host.process.wait(SECONDS_MAX) == 0
+    assert exit_code(host.process) == 0
     assert plane.queue("slow").stats().put_total == 1
     assert plane.world("slow").hosting().owner is None

@@ -4,8 +4,6 @@ import os
 import runpy
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,9 +13,11 @@ import pytest
 
 from fastness import Plane
 from fastness.errors import MessageCancelled
+from tests.support.forked import start_python
 from tests.support.server_process import Server
+from tests.support.waiting import eventually, exit_code
 
-SECONDS_MAX = 60.0  # Bounds every wait; far longer than any step takes.
+RESULT_SECONDS = 3_600  # Bounds the waits for results; far longer than any takes.
 
 MODULE = """
 import asyncio, os, pathlib, time
@@ -73,8 +73,8 @@ class WorkerProcess:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("FASTNESS_")}
         self.log = folder / "worker.log"
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-W", "error", "-m", "fastness.cli", "worker", "shop:app", *options],
+            self.process = start_python(
+                ["-m", "fastness.cli", "worker", "shop:app", *options],
                 cwd=folder,
                 env={**environment, "FASTNESS_URL": url, "FASTNESS_UNIVERSE": universe},
                 stdout=subprocess.PIPE,
@@ -91,11 +91,11 @@ class WorkerProcess:
     def drain(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Send a signal; returns when it has been handled."""
         self.process.send_signal(number)
-        until(lambda: "stopping: waiting" in self.log.read_text())
+        eventually(lambda: "stopping: waiting" in self.log.read_text())
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)
-        return self.process.wait(SECONDS_MAX)
+        return exit_code(self.process)
 
     def close(self) -> None:
         if self.process.poll() is None:
@@ -112,7 +112,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One server; each test has a universe of its own."""
     server = Server(tmp_path_factory.mktemp("server"))
     try:
@@ -122,7 +122,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.fixture
-def start(folder: Path, server: Any) -> Iterator[Callable[..., WorkerProcess]]:
+def start(folder: Path, server: Server) -> Iterator[Callable[..., WorkerProcess]]:
     started: list[WorkerProcess] = []
 
     def start(*options: str) -> WorkerProcess:
@@ -135,7 +135,7 @@ def start(folder: Path, server: Any) -> Iterator[Callable[..., WorkerProcess]]:
 
 
 @contextmanager
-def sender(folder: Path, server: Any) -> Iterator[tuple[dict[str, Any], Plane]]:
+def sender(folder: Path, server: Server) -> Iterator[tuple[dict[str, Any], Plane]]:
     """The module as the sender has it, connected to the server."""
     module = runpy.run_path(str(folder / "shop.py"), run_name="shop")
     with server.plane(universe=folder.name) as plane:
@@ -150,25 +150,18 @@ def notes(folder: Path, name: str) -> list[int]:
     return [int(pid) for noted, pid in lines if noted == name]
 
 
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + SECONDS_MAX
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
-
-
 def test_a_killed_worker_loses_nothing_and_the_chain_continues_once(
-    folder: Path, server: Any, start: Callable[..., WorkerProcess]
+    folder: Path, server: Server, start: Callable[..., WorkerProcess]
 ) -> None:
     killed = start("--concurrency", "1")
     with sender(folder, server) as (shop, plane):
         [receipt] = shop["slow"].s(1).then(shop["last"].s()).send()
-        until(lambda: notes(folder, "slow") == [killed.process.pid])
+        eventually(lambda: notes(folder, "slow") == [killed.process.pid])
         assert killed.stop(signal.SIGKILL) == -signal.SIGKILL
         (folder / "go").touch()
         other = start("--concurrency", "1")
-        assert receipt.result(wait_seconds=SECONDS_MAX) == 2
-        until(lambda: notes(folder, "last"))
+        assert receipt.result(wait_seconds=RESULT_SECONDS) == 2
+        eventually(lambda: notes(folder, "last"))
         assert other.stop() == 0
         assert notes(folder, "slow") == [killed.process.pid, other.process.pid]
         assert notes(folder, "last") == [other.process.pid]
@@ -178,18 +171,18 @@ def test_a_killed_worker_loses_nothing_and_the_chain_continues_once(
 
 
 def test_a_group_of_two_processes_finishes_once_although_one_is_killed(
-    folder: Path, server: Any, start: Callable[..., WorkerProcess]
+    folder: Path, server: Server, start: Callable[..., WorkerProcess]
 ) -> None:
     from fastness import group
 
     workers = [start("--concurrency", "4"), start("--concurrency", "4")]
     with sender(folder, server) as (shop, plane):
         receipts = group(*[shop["slow"].s(n) for n in range(20)]).then(shop["total"].s()).send()
-        until(lambda: {worker.process.pid for worker in workers} <= set(notes(folder, "slow")))
+        eventually(lambda: {worker.process.pid for worker in workers} <= set(notes(folder, "slow")))
         workers[0].stop(signal.SIGKILL)
         (folder / "go").touch()
-        until(lambda: notes(folder, "total"))
-        until(lambda: plane.queue("totals").stats().acked_total)
+        eventually(lambda: notes(folder, "total"))
+        eventually(lambda: plane.queue("totals").stats().acked_total)
         assert [receipt.result() for receipt in receipts] == list(range(1, 21))
         assert workers[1].stop() == 0
         assert notes(folder, "total") == [workers[1].process.pid]
@@ -198,87 +191,87 @@ def test_a_group_of_two_processes_finishes_once_although_one_is_killed(
 
 
 def test_a_stopped_worker_finishes_running_calls(
-    folder: Path, server: Any, start: Callable[..., WorkerProcess]
+    folder: Path, server: Server, start: Callable[..., WorkerProcess]
 ) -> None:
     worker = start("--concurrency", "1")
     with sender(folder, server) as (shop, plane):
         receipt, second = shop["slow"].send(1), shop["slow"].send(2)
-        until(lambda: notes(folder, "slow"))
+        eventually(lambda: notes(folder, "slow"))
         worker.drain()
         assert worker.process.poll() is None, "it waits for the running call"
         (folder / "go").touch()
-        assert worker.process.wait(SECONDS_MAX) == 0
+        assert exit_code(worker.process) == 0
         assert receipt.result() == 2
         assert plane.queue("tasks").get(second.id).state == "ready"
         assert len(notes(folder, "slow")) == 1
 
 
 def test_a_worker_returns_what_it_cannot_finish_and_a_second_signal_ends_it(
-    folder: Path, server: Any, start: Callable[..., WorkerProcess]
+    folder: Path, server: Server, start: Callable[..., WorkerProcess]
 ) -> None:
     with sender(folder, server) as (shop, plane):
         receipt = shop["slow"].send(1)
         worker = start("--concurrency", "1", "--drain-seconds", "0.1")
-        until(lambda: notes(folder, "slow"))
+        eventually(lambda: notes(folder, "slow"))
         assert worker.stop(signal.SIGINT) == 0
         worker.log.unlink()
         info = plane.queue("tasks").get(receipt.id)
         assert (info.state, info.failure_attempts) == ("ready", 0)
         patient = start("--concurrency", "1", "--drain-seconds", "1h")
-        until(lambda: len(notes(folder, "slow")) == 2)
+        eventually(lambda: len(notes(folder, "slow")) == 2)
         patient.drain()
         assert patient.stop() == -signal.SIGTERM
 
 
 def test_a_hangup_starts_the_worker_again_with_the_changed_code(
-    folder: Path, server: Any, start: Callable[..., WorkerProcess]
+    folder: Path, server: Server, start: Callable[..., WorkerProcess]
 ) -> None:
     worker = start()
     with sender(folder, server) as (shop, _):
-        assert shop["version"].send().result(wait_seconds=SECONDS_MAX) == 1
+        assert shop["version"].send().result(wait_seconds=RESULT_SECONDS) == 1
         (folder / "shop.py").write_text(MODULE.replace("return 1", "return 22"))
         worker.process.send_signal(signal.SIGHUP)
         worker.wait_until_running()
-        assert shop["version"].send().result(wait_seconds=SECONDS_MAX) == 22
+        assert shop["version"].send().result(wait_seconds=RESULT_SECONDS) == 22
         assert worker.stop() == 0
 
 
 def test_a_worker_that_is_to_stop_does_not_start_again(
-    folder: Path, server: Any, start: Callable[..., WorkerProcess]
+    folder: Path, server: Server, start: Callable[..., WorkerProcess]
 ) -> None:
     worker = start("--concurrency", "1", "--drain-seconds", "1h")
     with sender(folder, server) as (shop, _):
         receipt = shop["slow"].send(1)
-        until(lambda: notes(folder, "slow"))
+        eventually(lambda: notes(folder, "slow"))
         worker.drain(signal.SIGHUP)
         worker.process.send_signal(signal.SIGTERM)
         (folder / "go").touch()
-        assert worker.process.wait(SECONDS_MAX) == 0
+        assert exit_code(worker.process) == 0
         assert receipt.result() == 2
 
 
 def test_a_running_function_sees_that_it_is_cancelled(
-    folder: Path, server: Any, start: Callable[..., WorkerProcess]
+    folder: Path, server: Server, start: Callable[..., WorkerProcess]
 ) -> None:
     worker = start("--concurrency", "1")
     with sender(folder, server) as (shop, plane):
         [receipt] = shop["slow"].s(1).then(shop["last"].s()).send()
-        until(lambda: notes(folder, "slow"))
+        eventually(lambda: notes(folder, "slow"))
         plane.queue("tasks").cancel(receipt.id)
-        until(lambda: notes(folder, "cancelled"))
+        eventually(lambda: notes(folder, "cancelled"))
         with pytest.raises(MessageCancelled):
             receipt.result()
         assert worker.stop() == 0
         assert plane.queue("last").stats().put_total == 0
 
 
-def test_a_running_coroutine_is_cancelled(folder: Path, server: Any, start: Callable[..., WorkerProcess]) -> None:
+def test_a_running_coroutine_is_cancelled(folder: Path, server: Server, start: Callable[..., WorkerProcess]) -> None:
     worker = start("--concurrency", "1")
     with sender(folder, server) as (shop, plane):
         receipt = shop["endless"].send()
-        until(lambda: notes(folder, "endless"))
+        eventually(lambda: notes(folder, "endless"))
         plane.queue("coroutines").cancel(receipt.id)
-        until(lambda: notes(folder, "cancelled"))
+        eventually(lambda: notes(folder, "cancelled"))
         with pytest.raises(MessageCancelled):
             receipt.result()
         assert worker.stop() == 0
@@ -286,7 +279,7 @@ def test_a_running_coroutine_is_cancelled(folder: Path, server: Any, start: Call
 
 @pytest.mark.nightly
 def test_many_chains_and_groups_survive_random_kills(
-    folder: Path, server: Any, start: Callable[..., WorkerProcess]
+    folder: Path, server: Server, start: Callable[..., WorkerProcess]
 ) -> None:
     """Two workers run 40 groups, and one of them is killed and replaced again and again: each group ends once."""
     from fastness import group
@@ -304,7 +297,7 @@ def test_many_chains_and_groups_survive_random_kills(
             workers[kills % 2] = start("--concurrency", "2")
             kills += 1
             assert kills < 200
-        until(lambda: plane.queue("last").stats().acked_total == 40)
+        eventually(lambda: plane.queue("last").stats().acked_total == 40)
         assert [worker.stop() for worker in workers] == [0, 0]
         counts = [plane.queue(name).stats() for name in ("tasks", "totals", "last")]
         assert [(stats.put_total, stats.acked_total) for stats in counts] == [(200, 200), (40, 40), (40, 40)]
