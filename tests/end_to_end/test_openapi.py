@@ -1,11 +1,13 @@
 """The OpenAPI document describes every route, and real responses conform to it."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import jsonschema_rs
 import openapi_spec_validator
 import pytest
 from starlette.routing import Route
@@ -18,7 +20,7 @@ from fastness.server.app import make_app
 from fastness.server.context import ServerContext
 from fastness.server.http.routes import ENDPOINTS
 from fastness.server.openapi import document
-from tests.support.http_server import serving
+from tests.support.http_server import Server, serving
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = document(ENDPOINTS)
@@ -32,7 +34,7 @@ WITHOUT_BODY = ("204", "304")
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Any]:
+def server() -> Iterator[Server]:
     with serving() as running:
         yield running
 
@@ -86,6 +88,17 @@ async def test_the_document_has_exactly_the_routes_of_the_server() -> None:
     assert api == {(path, method) for path, methods in DOCUMENT["paths"].items() for method in methods}
 
 
+def test_the_document_and_its_schemas_have_their_form() -> None:
+    resources = Path(openapi_spec_validator.__file__).parent / "resources" / "schemas" / "v3.1"
+    jsonschema_rs.validate(json.loads((resources / "schema.json").read_text()), DOCUMENT)
+    found = [each["schema"] for each in objects_in(DOCUMENT) if isinstance(each.get("schema"), dict)]
+    assert len(found) > 500
+    assert [schema for schema in found if not jsonschema_rs.meta.is_valid(schema)] == []
+    schemas = DOCUMENT["components"]["schemas"]
+    assert [name for name, schema in schemas.items() if not jsonschema_rs.meta.is_valid(schema)] == []
+
+
+@pytest.mark.thorough
 def test_the_document_is_valid() -> None:
     openapi_spec_validator.validate(DOCUMENT)
 
@@ -228,11 +241,11 @@ def test_the_recorder_names_an_endpoint_without_an_example(monkeypatch: pytest.M
     assert not make_api_examples.same({"n": 1}, {"n": 1, "more": None})
 
 
-def test_the_server_serves_the_document(server: Any) -> None:
+def test_the_server_serves_the_document(server: Server) -> None:
     assert server.get("/openapi.json").json() == DOCUMENT
 
 
-def test_the_api_page_loads_files_of_this_server_only(server: Any) -> None:
+def test_the_api_page_loads_files_of_this_server_only(server: Server) -> None:
     answer = server.get("/docs")
     text = answer.body.decode()
     policy = dict(part.strip().split(" ", 1) for part in answer.headers["content-security-policy"].split(";"))
@@ -264,7 +277,7 @@ def test_vendored_files_match_their_hashes_and_have_licences(tmp_path: Path) -> 
     assert any("is missing" in problem for problem in vendor.check(packages, tmp_path))
 
 
-def test_responses_conform_to_the_document(server: Any) -> None:
+def test_responses_conform_to_the_document(server: Server) -> None:
 
     def check(method: str, path: str, template: str, body: Any = None, **headers: str) -> Any:
         answer = server.ask(method, path, body, **headers)
