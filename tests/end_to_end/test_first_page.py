@@ -121,6 +121,7 @@ def clone(folder: Path) -> None:
             shutil.copy(ROOT / name, folder / name)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("_package_index")
 @pytest.mark.parametrize("version", ["3.11", "3.13"])
 def test_the_first_page_leads_from_a_clone_to_a_recovered_job(version: str, tmp_path: Path) -> None:
