@@ -72,7 +72,7 @@ def decode_msgpack(context: schemathesis.DeserializationContext, response: Respo
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = Server(tmp_path_factory.mktemp("server"), limits=BRIEF)
     try:
         with server.plane() as plane:
@@ -99,7 +99,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def api(server: Any) -> Any:
+def api(server: Server) -> Any:
     return schemathesis.openapi.from_url(f"{server.url}/openapi.json")
 
 
@@ -154,7 +154,11 @@ def check(case: Case, session: requests.Session) -> Response:
 
 
 @pytest.mark.parametrize(
-    "cases", [pytest.param(3, id="suite"), pytest.param(28, id="nightly", marks=pytest.mark.nightly)]
+    "cases",
+    [
+        pytest.param(3, id="suite", marks=pytest.mark.rotating),
+        pytest.param(28, id="nightly", marks=pytest.mark.nightly),
+    ],
 )
 @pytest.mark.parametrize(("path", "method"), OPERATIONS)
 def test_responses_conform_to_the_openapi_document(
