@@ -25,9 +25,8 @@ import pytest
 import fastness
 from fastness.wire.frames import PROTOCOL, Call, Hello, encode
 from fastness.wire.queues import PeekMessages
-from tests.support.server_process import SECONDS_MAX, Server
+from tests.support.server_process import Server
 
-DEADLINE_SECONDS = 300.0  # Bounds every wait; far longer than any step takes.
 MIB = 1 << 20
 OTHER_FILES = 512
 
@@ -37,7 +36,7 @@ def versions(suite: Any, nightly: Any) -> list[Any]:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Any]:
+def server(tmp_path: Path) -> Iterator[Server]:
     server = Server(tmp_path)
     try:
         server.get("/readyz")
@@ -64,7 +63,7 @@ def files() -> Iterator[Callable[[int], None]]:
 class Measured:
     """Prints durations and the server's memory."""
 
-    def __init__(self, server: Any, subject: str) -> None:
+    def __init__(self, server: Server, subject: str) -> None:
         self._server = server
         self._subject = subject
         self.idle = server.resident_bytes
@@ -91,7 +90,7 @@ class Measured:
 
 @pytest.mark.parametrize("subscribers", versions(100, 1_000))
 async def test_every_stream_subscriber_gets_its_messages(
-    server: Any, files: Callable[[int], None], subscribers: int
+    server: Server, files: Callable[[int], None], subscribers: int
 ) -> None:
     files(subscribers + OTHER_FILES)
     messages = 5
@@ -107,7 +106,7 @@ async def test_every_stream_subscriber_gets_its_messages(
                     got[number].append(message.json())
                     await message.ack()
 
-    async with asyncio.timeout(DEADLINE_SECONDS), asyncio.TaskGroup() as running:
+    async with asyncio.TaskGroup() as running:
         for number in range(subscribers):
             ready = asyncio.Event()
             running.create_task(subscribe(number, ready))
@@ -126,14 +125,14 @@ async def test_every_stream_subscriber_gets_its_messages(
     assert measured.grown < 64 * MIB + subscribers * 102_400
 
 
-async def waiting(server: Any) -> float:
+async def waiting(server: Server) -> float:
     """How many calls wait for messages or locks."""
     text = (await asyncio.to_thread(server.get, "/metrics"))[2].decode()
     return next(float(line.split()[1]) for line in text.splitlines() if line.startswith("fastness_calls_waiting"))
 
 
 @asynccontextmanager
-async def subscription(server: Any, queue: str, n: int) -> AsyncIterator[asyncio.StreamReader]:
+async def subscription(server: Server, queue: str, n: int) -> AsyncIterator[asyncio.StreamReader]:
     """The lines of a subscription over HTTP."""
     host, port = server.address
     reader, writer = await asyncio.open_connection(host, port, local_addr=(f"127.0.0.{2 + n % 4}", 0))
@@ -151,7 +150,7 @@ async def subscription(server: Any, queue: str, n: int) -> AsyncIterator[asyncio
 
 @pytest.mark.parametrize("subscribers", versions(100, 1_000))
 async def test_every_http_subscriber_gets_its_messages(
-    server: Any, files: Callable[[int], None], subscribers: int
+    server: Server, files: Callable[[int], None], subscribers: int
 ) -> None:
     files(subscribers + OTHER_FILES)
     messages = 5
@@ -174,7 +173,7 @@ async def test_every_http_subscriber_gets_its_messages(
                         found.append(event["data"]["payload"])
             got[number] = found
 
-    async with asyncio.timeout(DEADLINE_SECONDS), asyncio.TaskGroup() as running:
+    async with asyncio.TaskGroup() as running:
         for number in range(subscribers):
             running.create_task(subscribe(number))
         await all_ready.wait()
@@ -240,54 +239,53 @@ class Idle(asyncio.Protocol):
 
 
 @pytest.mark.parametrize("connections", versions(500, 10_000))
-async def test_memory_of_idle_streams_is_small(server: Any, files: Callable[[int], None], connections: int) -> None:
+async def test_memory_of_idle_streams_is_small(server: Server, files: Callable[[int], None], connections: int) -> None:
     files(connections + OTHER_FILES)
     host, port = server.address
     measured = Measured(server, f"{connections} idle streams")
     loop = asyncio.get_running_loop()
     idle: list[Idle] = []
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        for begin in range(0, connections, 100):
-            made = await asyncio.gather(
-                *(
-                    # Several source addresses have more ports than one.
-                    loop.create_connection(
-                        lambda number=number: Idle(f"idle-{number}"),
-                        host,
-                        port,
-                        local_addr=(f"127.0.0.{2 + number % 4}", 0),
-                    )
-                    for number in range(begin, min(begin + 100, connections))
+    for begin in range(0, connections, 100):
+        made = await asyncio.gather(
+            *(
+                # Several source addresses have more ports than one.
+                loop.create_connection(
+                    lambda number=number: Idle(f"idle-{number}"),
+                    host,
+                    port,
+                    local_addr=(f"127.0.0.{2 + number % 4}", 0),
                 )
+                for number in range(begin, min(begin + 100, connections))
             )
-            idle += [protocol for _, protocol in made]
-            await asyncio.gather(*(protocol.ready for _, protocol in made))
-        measured.report("connected")
-        while connections >= 10_000 and min(protocol.pings for protocol in idle) < 2:
-            await asyncio.sleep(0.5)
-        measured.report("still connected after pings")
-        assert not [protocol for protocol in idle if protocol.lost]
-        assert f"fastness_open_streams {connections}.0".encode() in server.get("/metrics")[2]
-        async with fastness.connect_async(server.url) as plane:
-            await asyncio.gather(*(plane.queue("jobs").put(number) for number in range(1_000)))
-            measured.report("1000 messages put by another client")
-            assert len(await plane.queue("jobs").receive_many(200)) == 200
-        assert server.get("/readyz")[0] == 200
-        print(f"{measured.grown / connections / 1_024:.1f} KiB per stream")
-        assert server.peak_bytes < measured.idle + (1_024 * MIB - measured.idle) * connections / 10_000 + 16 * MIB
-        for protocol in idle:
-            protocol.transport.close()
-        while b"fastness_open_streams 0.0" not in (await asyncio.to_thread(server.get, "/metrics"))[2]:
-            await asyncio.sleep(0.05)
+        )
+        idle += [protocol for _, protocol in made]
+        await asyncio.gather(*(protocol.ready for _, protocol in made))
+    measured.report("connected")
+    while connections >= 10_000 and min(protocol.pings for protocol in idle) < 2:
+        await asyncio.sleep(0.5)
+    measured.report("still connected after pings")
+    assert not [protocol for protocol in idle if protocol.lost]
+    assert f"fastness_open_streams {connections}.0".encode() in server.get("/metrics")[2]
+    async with fastness.connect_async(server.url) as plane:
+        await asyncio.gather(*(plane.queue("jobs").put(number) for number in range(1_000)))
+        measured.report("1000 messages put by another client")
+        assert len(await plane.queue("jobs").receive_many(200)) == 200
+    assert server.get("/readyz")[0] == 200
+    print(f"{measured.grown / connections / 1_024:.1f} KiB per stream")
+    assert server.peak_bytes < measured.idle + (1_024 * MIB - measured.idle) * connections / 10_000 + 16 * MIB
+    for protocol in idle:
+        protocol.transport.close()
+    while b"fastness_open_streams 0.0" not in (await asyncio.to_thread(server.get, "/metrics"))[2]:
+        await asyncio.sleep(0.05)
     measured.report("all closed")
 
 
 # Clients that do not read.
 
 
-def stalled_stream(server: Any, number: int) -> socket.socket:
+def stalled_stream(server: Server, number: int) -> socket.socket:
     """Sends many calls over a stream, and reads nothing."""
-    connection = socket.create_connection(server.address, SECONDS_MAX)
+    connection = socket.create_connection(server.address)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
     key = base64.b64encode(os.urandom(16)).decode()
     connection.sendall(
@@ -307,9 +305,9 @@ def peeks() -> Iterator[bytes]:
         yield encode([Call(first + number, PeekMessages("big", 100)) for number in range(64)])
 
 
-def stalled_http(server: Any, request: str) -> socket.socket:
+def stalled_http(server: Server, request: str) -> socket.socket:
     """Requests something large over HTTP repeatedly, and reads nothing."""
-    connection = socket.create_connection(server.address, SECONDS_MAX)
+    connection = socket.create_connection(server.address)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
     connection.settimeout(0.05)
     with suppress(OSError):
@@ -319,7 +317,9 @@ def stalled_http(server: Any, request: str) -> socket.socket:
 
 
 @pytest.mark.parametrize("stalled", versions(12, 120))
-def test_clients_that_do_not_read_do_not_affect_others(server: Any, files: Callable[[int], None], stalled: int) -> None:
+def test_clients_that_do_not_read_do_not_affect_others(
+    server: Server, files: Callable[[int], None], stalled: int
+) -> None:
     files(stalled + OTHER_FILES)
     with server.plane() as plane, ExitStack() as held:
         plane.queue("big").put_many([os.urandom(10_000) for _ in range(100)])
@@ -364,7 +364,7 @@ def pieces(size: int, digest: Any) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("mebibytes", versions(128, 1_024))
-def test_large_blob_needs_little_memory(server: Any, mebibytes: int) -> None:
+def test_large_blob_needs_little_memory(server: Server, mebibytes: int) -> None:
     size = mebibytes * MIB
     with server.plane() as plane:
         plane.blobs.write([os.urandom(MIB) for _ in range(2)])  # Warm-up.
@@ -385,8 +385,8 @@ def test_large_blob_needs_little_memory(server: Any, mebibytes: int) -> None:
             assert measured.grown < 64 * MIB
 
 
-def put_over_http(server: Any, chunks: Iterator[bytes]) -> str:
-    connection = http.client.HTTPConnection(*server.address, timeout=DEADLINE_SECONDS)
+def put_over_http(server: Server, chunks: Iterator[bytes]) -> str:
+    connection = http.client.HTTPConnection(*server.address)
     try:
         connection.request(
             "PUT", "/v1/blobs", chunks, {"Content-Type": "application/octet-stream"}, encode_chunked=True
@@ -398,8 +398,8 @@ def put_over_http(server: Any, chunks: Iterator[bytes]) -> str:
         connection.close()
 
 
-def get_over_http(server: Any, name: str) -> Iterator[bytes]:
-    connection = http.client.HTTPConnection(*server.address, timeout=DEADLINE_SECONDS)
+def get_over_http(server: Server, name: str) -> Iterator[bytes]:
+    connection = http.client.HTTPConnection(*server.address)
     try:
         connection.request("GET", f"/v1/blobs/{name}")
         response = connection.getresponse()
