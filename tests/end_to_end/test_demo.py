@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 import fastness
+from tests.support.forked import start_python
 
 FASTNESS = ["-m", "fastness.cli"]
 CHAPTERS = [
@@ -43,13 +43,14 @@ class DemoRunner:
             "DEMO_TEST": self._mark,
             "TMPDIR": str(self.temporary),
             "COLUMNS": "80",
+            "PYTHONUNBUFFERED": "1",
             "FASTNESS_URL": "http://127.0.0.1:1",  # Another plane, which the demo must not use.
         }
 
     def start(self, *arguments: str) -> "subprocess.Popen[str]":
         """Start Python with these arguments."""
-        return subprocess.Popen(
-            [sys.executable, "-W", "error", *arguments],
+        return start_python(
+            arguments,
             cwd=self.folder,
             env=self.environment,
             stdin=subprocess.DEVNULL,
@@ -61,7 +62,7 @@ class DemoRunner:
     def run(self, *arguments: str, code: int = 0) -> str:
         """Run Python to its end. Returns its output."""
         process = self.start(*arguments)
-        out, err = process.communicate(timeout=600)
+        out, err = process.communicate()
         assert process.returncode == code, (process.returncode, out, err)
         return out
 
@@ -92,6 +93,7 @@ def chapters(claims: list[dict[str, Any]]) -> list[str]:
     return list(dict.fromkeys(claim["chapter"] for claim in claims))
 
 
+@pytest.mark.rotating
 def test_every_claim_holds_and_nothing_remains(demo: DemoRunner) -> None:
     result = json.loads(demo.run(*FASTNESS, "demo", "--without-spark", "--json"))
     claims = result["claims"]
@@ -183,14 +185,14 @@ def test_a_chapter_that_raises_is_a_failed_claim(demo: DemoRunner) -> None:
     assert demo.remaining() == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.rotating)])
 def test_an_interrupted_demo_leaves_nothing(demo: DemoRunner, number: signal.Signals) -> None:
-    process = demo.start("-u", *FASTNESS, "demo", "--without-spark")
+    process = demo.start(*FASTNESS, "demo", "--without-spark")
     assert process.stdout is not None
     while "The agents connect" not in process.stdout.readline():
         assert process.poll() is None
     process.send_signal(number)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate()
     assert (process.returncode, err.strip()) == (130, "fastness: interrupted")
     assert demo.remaining() == []
 
@@ -198,7 +200,7 @@ def test_an_interrupted_demo_leaves_nothing(demo: DemoRunner, number: signal.Sig
 def test_a_non_empty_folder_is_rejected(demo: DemoRunner) -> None:
     (demo.folder / "mine.txt").write_text("mine")
     process = demo.start(*FASTNESS, "demo", "--without-spark", "--keep", ".")
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate()
     assert (process.returncode, out) == (9, "")
     assert "is not empty; choose a new folder for --keep" in err
     assert demo.remaining() == [str(demo.folder / "mine.txt")]
@@ -208,7 +210,7 @@ def test_a_non_empty_folder_is_rejected(demo: DemoRunner) -> None:
 def test_missing_spark_is_reported_before_the_demo_starts(demo: DemoRunner, module: str) -> None:
     without = f"import sys; sys.modules[{module!r}] = None; from fastness.cli.main import root; root.main(['demo'])"
     process = demo.start("-c", without)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate()
     assert (process.returncode, out) == (9, "")
     assert "pip install '.[spark]'" in err
     assert "fastness demo --without-spark" in err
