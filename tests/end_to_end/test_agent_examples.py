@@ -3,16 +3,15 @@
 import os
 import runpy
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fastness.testing import HostTest, crash_everywhere
+from tests.support.forked import start_python
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "agents"
-SECONDS_MAX = 120
 LINES_MAX = 95
 
 EXPECTED = {
@@ -82,13 +81,14 @@ REPORT = {  # What `main` prints of a result. It is printed by every start; ever
 
 def start(name: str, *arguments: str) -> "subprocess.Popen[str]":
     environment = {key: value for key, value in os.environ.items() if not key.startswith("FASTNESS_")}
-    command = [sys.executable, "-u", "-W", "error", str(EXAMPLES / f"{name}.py"), *arguments]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    environment["PYTHONUNBUFFERED"] = "1"
+    command = [EXAMPLES / f"{name}.py", *arguments]
+    return start_python(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def finish(process: "subprocess.Popen[str]") -> list[str]:
     try:
-        output, errors = process.communicate(timeout=SECONDS_MAX)
+        output, errors = process.communicate()
     finally:
         process.kill()
     assert process.returncode == 0, output + errors
@@ -100,6 +100,7 @@ def test_every_example_is_tested() -> None:
     assert max(len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.py")) < LINES_MAX
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("name", EXPECTED)
 def test_an_example_prints_what_it_does(name: str) -> None:
     lines = finish(start(name))
@@ -109,6 +110,7 @@ def test_an_example_prints_what_it_does(name: str) -> None:
         assert lines == EXPECTED[name]
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_killed_example_continues_and_repeats_no_recorded_step(name: str, tmp_path: Path) -> None:
     url = f"dir:{tmp_path / 'data'}"

@@ -2,18 +2,15 @@
 
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.support.forked import run_python
 from tests.support.server_process import Server
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "jobs"
-SECONDS_MAX = 60.0
 LINES_MAX = 80
 
 EXPECTED = {
@@ -76,7 +73,7 @@ PUSH = ["oven: 95 degrees", "4 samples are stored"]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = Server(tmp_path_factory.mktemp("server"))
     try:
         yield server
@@ -105,7 +102,7 @@ def test_every_example_is_run_and_linked() -> None:
 def test_an_example_without_its_variable_says_what_to_set() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "DATABASE_URL"}
     program = EXAMPLES.parent / "transactions" / "orders.py"
-    done = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True, check=False)
+    done = run_python([program], env=environment)
     assert done.returncode == 1
     assert re.fullmatch(r"Set DATABASE_URL to .+\.\n", done.stderr)
     texts = {path: path.read_text() for path in EXAMPLES.parent.rglob("*.py")}
@@ -116,38 +113,36 @@ def test_every_example_of_operations_is_tested() -> None:
     assert {path.stem for path in (EXAMPLES.parent / "operations").glob("*.py")} == set(OPERATIONS)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_an_example_of_operations_runs_twice(name: str, server: Any) -> None:
+def test_an_example_of_operations_runs_twice(name: str, server: Server) -> None:
     run_twice(EXAMPLES.parent / "operations" / f"{name}.py", server, OPERATIONS[name])
 
 
-def test_the_example_of_pushes_runs_twice(server: Any) -> None:
+@pytest.mark.rotating
+def test_the_example_of_pushes_runs_twice(server: Server) -> None:
     run_twice(EXAMPLES.parent / "push.py", server, PUSH)
 
 
-def test_the_example_of_an_mcp_agent_runs_twice(server: Any) -> None:
+@pytest.mark.rotating
+def test_the_example_of_an_mcp_agent_runs_twice(server: Server) -> None:
     run_twice(EXAMPLES.parent / "mcp_agent.py", server, MCP_AGENT)
 
 
-def test_the_example_of_tasks_of_mcp_runs_twice(server: Any) -> None:
+@pytest.mark.rotating
+def test_the_example_of_tasks_of_mcp_runs_twice(server: Server) -> None:
     run_twice(EXAMPLES.parent / "mcp_tasks.py", server, MCP_TASKS)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("name", EXPECTED)
-def test_an_example_runs_twice(name: str, server: Any) -> None:
+def test_an_example_runs_twice(name: str, server: Server) -> None:
     run_twice(EXAMPLES / f"{name}.py", server, EXPECTED[name])
 
 
-def run_twice(path: Path, server: Any, expected: list[str]) -> None:
+def run_twice(path: Path, server: Server, expected: list[str]) -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("FASTNESS_")}
     environment |= {"FASTNESS_URL": server.url}
     for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, "-W", "error", str(path)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS_MAX,
-            check=False,
-        )
+        done = run_python([path], env=environment)
         assert (done.returncode, done.stdout.splitlines()) == (0, expected), done.stderr
