@@ -302,7 +302,7 @@ main()"""
         assert complete("fastness queue stats j") == "plain,jobs"  # Read from the directory that the server has open.
 
 
-@pytest.mark.parametrize("state", ["ready", "leased"])
+@pytest.mark.parametrize("state", [pytest.param("ready", marks=pytest.mark.rotating), "leased"])
 def test_an_interrupted_benchmark_leaves_no_messages(
     start: Callable[..., "subprocess.Popen[str]"], tmp_path: Path, state: str
 ) -> None:
