@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -53,11 +52,12 @@ from fastness.runtime.publishing import discard
 from fastness.server.encryption_metrics import EncryptionMetrics
 from fastness.wire.inboxes import Timer
 from fastness.wire.queues import NewMessage
+from tests.support.forked import start_python
 from tests.support.http_server import serving
+from tests.support.waiting import eventually
 
 SECRET = "SECRET-MARKER-7F3A"
 EVERYTHING = prefix_range(b"")
-WAIT_SECONDS = 60
 
 
 class Site:
@@ -119,7 +119,7 @@ def _write(tx: Transaction, pairs: dict[bytes, bytes | None]) -> None:
             tx.put(key, value)
 
 
-@pytest.fixture(params=["rocksdb", "postgres"])
+@pytest.fixture(params=["rocksdb", pytest.param("postgres", marks=pytest.mark.rotating)])
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> Site:
     url = request.getfixturevalue("postgres_url") if request.param == "postgres" else ""
     return Site(request.param, tmp_path, url)
@@ -779,13 +779,6 @@ def test_a_plane_that_is_encrypted_between_two_runs_of_a_migration_leaves_nothin
         check(plane, "old")
 
 
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def test_a_universe_that_cannot_be_decrypted_does_not_stop_the_maintenance_of_others(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -802,7 +795,7 @@ def test_a_universe_that_cannot_be_decrypted_does_not_stop_the_maintenance_of_ot
     with _opened(site) as database:
         for queue in due.values():
             database.transact(queues.put, queue, [NewMessage(b"x", ttl_seconds=0.001)])
-            until(lambda queue=queue: database.read(queues.due_in, queue) <= 0)  # type: ignore[misc]
+            eventually(lambda queue=queue: database.read(queues.due_in, queue) <= 0)  # type: ignore[misc]
     prefix = b"\x02u\x00\x02damaged\x00"
     site.change({k: v[:-1] + bytes((v[-1] ^ 1,)) for k, v in site.pairs().items() if k.startswith(prefix)})
 
@@ -813,9 +806,9 @@ def test_a_universe_that_cannot_be_decrypted_does_not_stop_the_maintenance_of_ot
         sweeper = Sweeper(database, options, discard, shared=shared)
         loop = TimerLoop(database, options, discard, shared=shared)
         try:
-            until(lambda: database.read(queues.due_in, due["main"]) > 0)
-            until(lambda: database.read(inboxes.read, places[1], after=None, limit=10))
-            until(lambda: {task for _, task in cipher.skipped} >= {"the sweep of a queue", "the firing of timers"})
+            eventually(lambda: database.read(queues.due_in, due["main"]) > 0)
+            eventually(lambda: database.read(inboxes.read, places[1], after=None, limit=10))
+            eventually(lambda: {task for _, task in cipher.skipped} >= {"the sweep of a queue", "the firing of timers"})
         finally:
             sweeper.stop()
             loop.stop()
@@ -861,8 +854,8 @@ def test_a_rewrite_that_is_killed_is_resumed(site: Site) -> None:
         for number in range(100):
             plane.state(f"s-{number}").update({"text": SECRET})
         plane.encryption.enable("main")
-    arguments = [sys.executable, "-c", REWRITE, site.url, f"dir:{site.folder / 'objects'}", str(site.keys)]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
+    arguments = ["-c", REWRITE, site.url, f"dir:{site.folder / 'objects'}", site.keys]
+    with start_python(arguments, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "in the middle\n"
         process.kill()

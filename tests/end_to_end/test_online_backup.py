@@ -5,9 +5,7 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,22 +17,24 @@ import fastness
 from fastness.cli import exit_codes
 from fastness.cli.main import root
 from fastness.errors import NotAllowed
+from tests.support.forked import start_python
 from tests.support.proxy import Proxy
 from tests.support.server_process import Server
+from tests.support.waiting import eventually
 
 LARGE = b"large" * 10_000
 Cli = Callable[..., Result]
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Any]:
+def server(tmp_path: Path) -> Iterator[Server]:
     running = Server(tmp_path)
     yield running
     running.kill()
 
 
 @pytest.fixture
-def cli(server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
+def cli(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
     """Runs CLI commands against the server."""
     for name in list(os.environ):
         if name.startswith("FASTNESS_"):
@@ -50,7 +50,7 @@ def cli(server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
     return run
 
 
-def fill(server: Any) -> None:
+def fill(server: Server) -> None:
     """Write data of every kind."""
     with server.plane() as plane:
         world = plane.world("ada")
@@ -69,7 +69,7 @@ def checkpoints(tmp_path: Path) -> list[Path]:
     return list((tmp_path / "data").glob(".checkpoint-*"))
 
 
-def test_server_is_backed_up_while_clients_write(server: Any, cli: Cli, tmp_path: Path) -> None:
+def test_server_is_backed_up_while_clients_write(server: Server, cli: Cli, tmp_path: Path) -> None:
     fill(server)
     stop, acknowledged = threading.Event(), [0]
 
@@ -84,8 +84,7 @@ def test_server_is_backed_up_while_clients_write(server: Any, cli: Cli, tmp_path
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        while acknowledged[0] < 20:
-            time.sleep(0.01)
+        eventually(lambda: acknowledged[0] >= 20)
         before = acknowledged[0]
         made = json.loads(cli("backup", str(tmp_path / "backup"), "--json").stdout)
         after = acknowledged[0]
@@ -109,7 +108,7 @@ def test_server_is_backed_up_while_clients_write(server: Any, cli: Cli, tmp_path
         assert [json.loads(each.record)["a"] for each in plane.activity.read(session="s").records] == [1]
 
 
-def test_backup_resumes_after_lost_connections(server: Any, cli: Cli, tmp_path: Path) -> None:
+def test_backup_resumes_after_lost_connections(server: Server, cli: Cli, tmp_path: Path) -> None:
     with server.plane() as plane:
         body = os.urandom(9_000_000)
         hash = plane.blobs.put(body)
@@ -122,7 +121,7 @@ def test_backup_resumes_after_lost_connections(server: Any, cli: Cli, tmp_path: 
         assert plane.blobs.get(hash) == body
 
 
-def test_interrupted_backup_resumes_with_its_checkpoint(server: Any, cli: Cli, tmp_path: Path) -> None:
+def test_interrupted_backup_resumes_with_its_checkpoint(server: Server, cli: Cli, tmp_path: Path) -> None:
     fill(server)
     body = next((tmp_path / "data" / "objects" / "cas").rglob(f"{hashlib.sha256(LARGE).hexdigest()}*"))
     body.write_bytes(LARGE[::-1])
@@ -139,7 +138,7 @@ def test_interrupted_backup_resumes_with_its_checkpoint(server: Any, cli: Cli, t
         assert plane.queues() == ["jobs"]
 
 
-def test_backup_restarts_if_its_checkpoint_was_removed(server: Any, cli: Cli, tmp_path: Path) -> None:
+def test_backup_restarts_if_its_checkpoint_was_removed(server: Server, cli: Cli, tmp_path: Path) -> None:
     fill(server)
     body = next((tmp_path / "data" / "objects" / "cas").rglob(f"{hashlib.sha256(LARGE).hexdigest()}*"))
     body.write_bytes(LARGE[::-1])
@@ -154,7 +153,7 @@ def test_backup_restarts_if_its_checkpoint_was_removed(server: Any, cli: Cli, tm
         assert plane.queues() == ["jobs", "later"]
 
 
-def test_backup_fails_if_an_object_is_missing(server: Any, cli: Cli, tmp_path: Path) -> None:
+def test_backup_fails_if_an_object_is_missing(server: Server, cli: Cli, tmp_path: Path) -> None:
     fill(server)
     next((tmp_path / "data" / "objects" / "cas").rglob(f"{hashlib.sha256(LARGE).hexdigest()}*")).unlink()
     assert "the backup is incomplete" in cli("backup", str(tmp_path / "backup"), code=exit_codes.DAMAGED).stderr
@@ -163,7 +162,7 @@ def test_backup_fails_if_an_object_is_missing(server: Any, cli: Cli, tmp_path: P
 
 
 def test_backup_continues_if_a_world_is_deleted_meanwhile(
-    server: Any, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(server)
     from fastness.cli import server_backup
@@ -182,7 +181,7 @@ def test_backup_continues_if_a_world_is_deleted_meanwhile(
     assert json.loads(cli("doctor", str(tmp_path / "again"), "--deep", "--json").stdout)["sound"]
 
 
-def test_checkpoint_survives_the_crash_of_its_server(server: Any, cli: Cli, tmp_path: Path) -> None:
+def test_checkpoint_survives_the_crash_of_its_server(server: Server, cli: Cli, tmp_path: Path) -> None:
     fill(server)
     with server.plane() as plane:
         checkpoint = plane.backups.begin()
@@ -241,7 +240,7 @@ def test_backups_need_a_token_for_every_universe(tmp_path: Path) -> None:
         server.kill()
 
 
-def test_doctor_runs_the_checks_of_the_server(server: Any, cli: Cli, tmp_path: Path) -> None:
+def test_doctor_runs_the_checks_of_the_server(server: Server, cli: Cli, tmp_path: Path) -> None:
     fill(server)
     report = json.loads(cli("doctor", "--deep", "--json").stdout)
     assert report["sound"]
@@ -270,15 +269,14 @@ def test_backup_and_doctor_refuse_a_server_without_a_directory(tmp_path: Path) -
         server.kill()
 
 
-def test_interrupted_backup_command_can_be_repeated(server: Any, cli: Cli, tmp_path: Path) -> None:
+def test_interrupted_backup_command_can_be_repeated(server: Server, cli: Cli, tmp_path: Path) -> None:
     with server.plane() as plane:
         plane.blobs.write(os.urandom(1_000_000) for _ in range(60))
-    words = [sys.executable, "-m", "fastness.cli", "--url", server.url, "backup", str(tmp_path / "backup")]
-    backup = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while not (tmp_path / "backup" / "started.json").exists() and backup.poll() is None:
-        time.sleep(0.005)
+    words = ["-m", "fastness.cli", "--url", server.url, "backup", tmp_path / "backup"]
+    backup = start_python(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    eventually(lambda: (tmp_path / "backup" / "started.json").exists() or backup.poll() is not None)
     backup.send_signal(signal.SIGINT)
-    backup.wait(60)
+    backup.wait()
     if backup.returncode != 0:  # It may have finished before the signal.
         assert len(checkpoints(tmp_path)) == 1
         cli("backup", str(tmp_path / "backup"))
