@@ -122,7 +122,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         server.kill()
 
 
-@pytest.fixture(params=["server", "postgres"])
+@pytest.fixture(params=["server", pytest.param("postgres", marks=pytest.mark.rotating)])
 def url(request: pytest.FixtureRequest) -> str:
     """Where the hosts find the plane: on a server, or each as a node of one PostgreSQL."""
     if request.param == "server":
@@ -185,8 +185,9 @@ def test_the_worlds_of_a_killed_host_continue_on_another_and_nothing_is_done_twi
     assert killed.stop(signal.SIGKILL) == -signal.SIGKILL
     total = WORLDS * ORDERS
     eventually(lambda: plane.queue("charged").stats().put_total == total)
-    eventually(lambda: state_of(plane, "ledger", program(folder, "ledger")) == total)
-    agent = program(folder, "agent")
+    agent, ledger = program(folder, "agent"), program(folder, "ledger")
+    eventually(lambda: plane.world("ledger").restore(ledger).state == total)
+    assert state_of(plane, "ledger", ledger) == total
     for number, name in enumerate(names):
         orders = [[number, order] for order in range(ORDERS)]
         assert state_of(plane, name, agent) == {"orders": orders, "charged": orders}
@@ -226,7 +227,8 @@ def test_a_host_that_is_stopped_finishes_its_turn_and_a_hangup_loads_changed_cod
         plane.world(name).create(program=name)
     host = start()
     plane.world("version").send("go")
-    eventually(lambda: state_of(plane, "version", program(folder, "version")) == 1)
+    version = program(folder, "version")
+    eventually(lambda: plane.world("version").restore(version).state == 1)
     (folder / "shop.py").write_text(MODULE.replace("return 1\n", "return 22\n"))
     host.process.send_signal(signal.SIGHUP)
     host.wait_until_running()
