@@ -1,9 +1,9 @@
 """Nodes of two versions on one PostgreSQL: this one, and a next one whose data format is newer."""
 
+import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,26 +17,32 @@ from fastness.client.transport import RemoteTransport
 from fastness.errors import PlaneInUse, SchemaMismatch
 from fastness.handles.sync.plane import Plane
 from fastness.kv import formats
-from fastness.limits import NODE_HEARTBEAT_SECONDS
+from tests.support.forked import start_python
+from tests.support.waiting import eventually, exit_code
 
 CHILD = Path(__file__).with_name("next_format_child.py")
 OLD, NEW = formats.FORMAT, formats.FORMAT + 1
-SECONDS_MAX = 60.0  # Bounds every wait; far longer than any step takes.
 
 
 def next_version(*words: str, url: str, code: int = 0) -> str:
     """The output of a command of the next version."""
     command = [sys.executable, str(CHILD), "--url", url, *words]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=SECONDS_MAX)
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == code, done.stderr
     return done.stdout + done.stderr
 
 
 @contextmanager
-def serving(data: str, folder: Path, *program: str) -> Iterator[Plane]:
-    """A client of a server that `program` starts."""
-    command = [*program, "serve", "--data", data, "--port", "0", "--activity", str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+def serving(data: str, folder: Path, *, is_next: bool) -> Iterator[Plane]:
+    """A client of a server of this version or the next one."""
+    words = ["serve", "--data", data, "--port", "0", "--activity", str(folder)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FASTNESS_")}
+    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+    with (
+        subprocess.Popen([sys.executable, str(CHILD), *words], env=environment, stdout=pipe, stderr=nothing, text=True)
+        if is_next
+        else start_python(["-m", "fastness.cli", *words], env=environment, stdout=pipe, stderr=nothing, text=True)
+    ) as process:
         try:
             assert process.stdout is not None
             url = process.stdout.readline().strip().rpartition(" ")[2]
@@ -45,34 +51,26 @@ def serving(data: str, folder: Path, *program: str) -> Iterator[Plane]:
                 yield plane
         finally:
             process.terminate()
-            process.wait(SECONDS_MAX)
-
-
-def until(condition: Callable[[], object], seconds: float = SECONDS_MAX) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not become true"
-        time.sleep(0.05)
+            process.wait()
 
 
 def put_and_ack(putting: Plane, receiving: Plane, body: object) -> None:
     """One plane puts, the other one receives and acknowledges."""
     putting.queue("jobs").put(body)
-    message = receiving.queue("jobs").receive(wait_seconds=20)
+    message = receiving.queue("jobs").receive(wait_seconds=3_600)
     assert message is not None
     assert message.json() == body
     message.ack()
 
 
 def test_servers_of_two_versions_serve_until_the_format_is_raised(postgres_url: str, tmp_path: Path) -> None:
-    this, following = (sys.executable, "-m", "fastness.cli"), (sys.executable, str(CHILD))
     with fastness.open(postgres_url):
         pass  # This version creates the plane.
-    with serving(postgres_url, tmp_path / "new", *following) as new:
-        with serving(postgres_url, tmp_path / "old", *this) as old:
+    with serving(postgres_url, tmp_path / "new", is_next=True) as new:
+        with serving(postgres_url, tmp_path / "old", is_next=False) as old:
             put_and_ack(old, new, {"from": "old"})
             put_and_ack(new, old, {"from": "new"})
-            until(lambda: len([node for node in old.nodes().nodes if node.kind == "server"]) == 2)
+            eventually(lambda: len([node for node in old.nodes().nodes if node.kind == "server"]) == 2)
             found = {node.newest_format: node for node in new.nodes().nodes if node.kind == "server"}
             assert {*found} == {OLD, NEW}
             assert (new.nodes().data_format, new.status().data_format) == (OLD, OLD)
@@ -111,19 +109,16 @@ def test_a_node_writes_the_new_format_only_after_it_was_raised(postgres_url: str
 
         assert write("a") == f"{OLD}:a"
         next_version("upgrade", url=postgres_url)
-        until(lambda: write("b") == f"{NEW}:b", NODE_HEARTBEAT_SECONDS * 4)
+        eventually(lambda: write("b") == f"{NEW}:b")
         process.stdin.close()
-        assert process.wait(SECONDS_MAX) == 0
+        assert exit_code(process) == 0
 
 
 def wait_until_closed(url: str) -> None:
     """Wait until the server has ended the sessions of closed connections, which release their locks then."""
     others = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-    until = time.monotonic() + SECONDS_MAX
     with psycopg.connect(url, autocommit=True) as connection:
-        while connection.execute(others).fetchone() != (0,):
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        eventually(lambda: connection.execute(others).fetchone() == (0,))
 
 
 def test_a_process_without_a_record_blocks_the_new_format(postgres_url: str) -> None:
@@ -156,7 +151,7 @@ def test_a_process_that_lost_its_connections_cannot_write_after_the_format_was_r
                 return False
             return True
 
-        until(is_raised)
+        eventually(is_raised)
         with pytest.raises(SchemaMismatch, match="upgrade Fastness"):
             plane.queue("jobs").put({"n": 2})
         with pytest.raises(SchemaMismatch, match="upgrade Fastness"):
