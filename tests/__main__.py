@@ -270,10 +270,12 @@ def main(arguments: list[str]) -> int:
     os.chdir(ROOT)
     files = files_of(given.paths)
     if given.changed is not None:
-        from tests.support.changed import changed_files, tests_of
+        from tests.support.changed import changed_files, tests_of, whole_files
 
-        reached = set(tests_of(changed_files(given.changed)))
+        changed = changed_files(given.changed)
+        reached = set(tests_of(changed))
         files = [file for file in files if file in reached]
+        given.pytest += [f"--whole={file}" for file in whole_files(changed)]
         print(f"{len(files)} files of tests can be reached by what changed since {given.changed}.")
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1)  # What a test leaves behind becomes a child of this process.

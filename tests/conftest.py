@@ -37,6 +37,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all-backends", action="store_true", help="run the unit tests of the layers on every backend")
     parser.addoption("--part", type=int, help=f"the number of the {PARTS} parts of the tests marked `rotating` to run")
+    parser.addoption("--whole", action="append", default=[], help="a file whose tests marked `rotating` all run")
     parser.addoption("--kills", type=int, help="how often the crash tests kill their child process")
     parser.addoption("--flips", type=float, help="how many times as many bits the bit flip tests flip")
     parser.addoption("--flip-seed", type=int, help="the seed of the bit flip tests")
@@ -58,11 +59,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Of the tests marked `rotating`, keep those of the part that is asked for."""
     part = config.getoption("--part")
     if part is not None:
-        others = [
+        whole = [config.rootpath / file for file in config.getoption("--whole")]
+        others = {
             item
             for item in items
-            if item.get_closest_marker("rotating") and zlib.crc32(item.nodeid.encode()) % PARTS != part % PARTS
-        ]
+            if item.get_closest_marker("rotating")
+            and item.path not in whole
+            and zlib.crc32(item.nodeid.encode()) % PARTS != part % PARTS
+        }
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if item not in others]
 

@@ -2,6 +2,9 @@
 
 The tests are those of `tests/unit`, unchanged. Here `fastness.open` opens the plane in a server and returns a client.
 One server on a thread serves all planes, each under its own path.
+
+What a client adds is the same for every layer and backend, so every run has the modules of IN_EVERY_RUN in memory, and
+the rest rotates. A run of what a change of the client, the wire or the server can reach has all of it.
 """
 
 import asyncio
@@ -55,6 +58,8 @@ MODULES = (
     "test_step_context",
     "test_quotas",
 )
+
+IN_EVERY_RUN = ("test_queue_handles", "test_lease_handles", "test_worlds")
 
 TRANSACT = "a function cannot run in another process: plane.transact and message.complete are for embedded planes"
 LOCKS = "is about the locks that writes take in one process"
@@ -314,9 +319,18 @@ def class_of(module: ModuleType) -> type:
     members: dict[str, Any] = {name: staticmethod(part) for name, part in tests.items()}
     for name, fixture in fixtures.items():
         marker = fixture._fixture_function_marker
-        copy = pytest.fixture(scope=marker.scope, params=marker.params, ids=marker.ids, name=name)
+        params = marker.params and [on_disk_rotates(param) for param in marker.params]
+        copy = pytest.fixture(scope=marker.scope, params=params, ids=marker.ids, name=name)
         members[name] = copy(staticmethod(fixture._get_wrapped_function()))
-    return type("Test" + module.__name__.split("_test_")[1].title().replace("_", ""), (), members)
+    test_name = "test_" + module.__name__.split("_test_")[1]
+    if test_name not in IN_EVERY_RUN:
+        members["pytestmark"] = [pytest.mark.rotating]
+    return type(test_name.title().replace("_", ""), (), members)
+
+
+def on_disk_rotates(param: object) -> object:
+    """The parameter of a fixture that opens a plane; what is on disk is the same for a client as what is in memory."""
+    return pytest.param(param, marks=pytest.mark.rotating) if param == "dir" else param
 
 
 FOUND = {f"through_client_{name}": load(name) for name in MODULES}

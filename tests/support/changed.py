@@ -3,6 +3,8 @@
 A test is chosen when it imports a changed module, or one at most two imports above it; when its name has a word of the
 changed module's path, as test_queue_groups.py and layers/queues/put.py have; or when it was changed itself, or imports
 what was. Modules that import nearly everything say nothing about a test, so they are not followed.
+
+The tests that run again through a client are chosen when the client, the wire or the server was changed; all of them.
 """
 
 import ast
@@ -17,6 +19,8 @@ import grimp
 ROOT: Final = Path(__file__).resolve().parents[2]
 HUBS: Final = ("cli", "demo", "opening", "pipeline", "plane", "server", "testing")
 IMPORTS_UP: Final = 2
+THROUGH_CLIENT: Final = "tests/end_to_end/test_through_client.py"
+REMOTE: Final = ("client", "wire", "server")
 COMMON: Final = "fastness.layers.wire.handles.sync.runtime.plane.server.client.http"
 
 
@@ -27,6 +31,12 @@ def changed_files(since: str) -> list[str]:
     return sorted(set("".join(texts).splitlines()))
 
 
+def whole_files(changed: Iterable[str]) -> list[str]:
+    """The test files of which no test may wait for its part of the rotation."""
+    sources = (name for file in changed if (name := _module(file, "src")) is not None)
+    return [THROUGH_CLIENT] if any(_package(name) in REMOTE for name in sources) else []
+
+
 def tests_of(changed: Iterable[str]) -> list[str]:
     """The test files to run, relative to the root of the repository."""
     changed = list(changed)
@@ -34,12 +44,12 @@ def tests_of(changed: Iterable[str]) -> list[str]:
     reached = _above(sources) | {Path(file).stem for file in changed if file.startswith("tools/")}
     reached |= {name for file in changed if (name := _module(file, "")) is not None}
     words = {word for name in sources for word in _words(name)} - set(_words(COMMON))
-    chosen = []
+    chosen = whole_files(changed)
     for file in sorted((ROOT / "tests").rglob("test_*.py")):
         relative = str(file.relative_to(ROOT))
         if relative in changed or words & set(_words(file.stem)) or reached & set(_imports(file)):
             chosen.append(relative)
-    return chosen
+    return sorted(set(chosen))
 
 
 def _module(file: str, root: str) -> str | None:

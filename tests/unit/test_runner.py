@@ -11,9 +11,9 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from tests.support.changed import ROOT, whole_files
 from tests.support.waiting import eventually
 
-ROOT = Path(__file__).parents[2]
 OUTCOMES = """
 import pytest
 
@@ -104,3 +104,10 @@ def test_an_interrupted_run_leaves_nothing_behind(folder: Path, number: signal.S
     assert process.returncode == 1
     assert output.splitlines()[-1].startswith("stopped: ")
     assert left_behind(folder) == []
+
+
+def test_a_change_of_what_is_between_a_client_and_its_plane_runs_every_test_through_a_client() -> None:
+    for file in ("client/transport.py", "wire/frames.py", "server/http/routes.py"):
+        [whole] = whole_files([f"src/fastness/{file}"])
+        assert (ROOT / whole).is_file()
+    assert whole_files(["src/fastness/layers/queues/put.py", "tests/conftest.py"]) == []
