@@ -35,6 +35,9 @@ LISTS_A_PROCESS: Final = 8
 TOGETHER: Final = ("tests/browser", "tests/pipeline")  # One list each: they share a Chromium and a Spark.
 IMPORTS: Final = (
     "fastness.cli.main",
+    "fastness.client.transport",
+    "fastness.handles.sync.plane",
+    "fastness.server.mcp.endpoint",
     "fastness.server.serving",
     "fastness.testing",
 )

@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -29,6 +28,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 from botocore.loaders import Loader
 
+from tests.support.forked import run_python
 from tests.support.server_process import Server
 
 HERE = Path(__file__).parent
@@ -446,17 +446,12 @@ class MovedClock:
 def signed_server(folder: Path, **flags: Any) -> Iterator[Credentials]:
     """A server that checks signatures, and an access key for all of its queues."""
     data, key_file = f"dir:{folder / 'data'}", str(folder / "sqs.key")
-    command = [sys.executable, "-m", "fastness.cli", "--url", data, "token", "create", "clients", "--sqs"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FASTNESS_")}
-    done = subprocess.run(
-        command,
+    done = run_python(
+        ["-m", "fastness.cli", "--url", data, "token", "create", "clients", "--sqs"],
         env=environment | {"FASTNESS_SQS_KEY_FILE": key_file},
-        capture_output=True,
-        text=True,
-        timeout=SECONDS_MAX,
-        check=False,
+        check=True,
     )
-    assert done.returncode == 0, done.stderr
     key = dict(line.split("=", 1) for line in done.stdout.split())
     server = Server(folder, tokens=True, sqs=True, sqs_key_file=key_file, **flags)
     try:

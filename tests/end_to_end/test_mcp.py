@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -32,6 +31,7 @@ from fastness.server.mcp import endpoint, mounting
 from fastness.server.mcp.mounting import Mcp, open_mcp
 from fastness.server.mcp.options import McpOptions
 from fastness.wire.requests import Request
+from tests.support.forked_command import python_command
 from tests.support.server_process import SECONDS_MAX, Server
 
 pytestmark = pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")
@@ -125,9 +125,10 @@ async def connected(
             yield client
         return
     kept = {name: value for name, value in os.environ.items() if not name.startswith("FASTNESS_")}
+    command, args = python_command("-m", "fastness.cli", "--url", served.url, "mcp")
     child = StdioServerParameters(
-        command=sys.executable,
-        args=["-W", "error", "-m", "fastness.cli", "--url", served.url, "mcp"],
+        command=command,
+        args=args,
         env={**kept, "FASTNESS_TOKEN": served.tokens[name]},
     )
     async with Client(child, mode=revision, **options) as client:
@@ -148,7 +149,7 @@ async def test_the_sdk_client_uses_every_feature(served: Served, transport: str,
         logged.append(params.data)
 
     async with (
-        asyncio.timeout(SECONDS_MAX),
+        asyncio.timeout(10 * SECONDS_MAX),
         connected(
             served,
             transport,
@@ -337,7 +338,8 @@ async def test_a_token_for_some_queues_reaches_no_other(served: Served, transpor
         jobs = plane.queue(queue)
         jobs.set_policy(fastness.QueuePolicy(max_attempts=1))
         ids = [jobs.put("secret", keep_result=True).id for _ in range(3)]
-        for message, settle in zip(jobs.receive_many(3, extend_for_seconds=0), ("ack", "nack", ""), strict=True):
+        received = jobs.receive_many(3, visibility_seconds=3_600, extend_for_seconds=0)
+        for message, settle in zip(received, ("ack", "nack", ""), strict=True):
             if settle:
                 getattr(message, settle)()
         plane.queue("own-1").put("not secret")
@@ -481,7 +483,7 @@ async def test_subscribers_of_a_report_are_notified_and_other_tokens_have_no_rep
 
     await asyncio.to_thread(publish, "daily", b'{"open": 3}')
     async with (
-        asyncio.timeout(SECONDS_MAX),
+        asyncio.timeout(10 * SECONDS_MAX),
         served.client("ada", MODERN) as ada,
         ada.listen(resource_subscriptions=[uri], resources_list_changed=True) as events,
     ):

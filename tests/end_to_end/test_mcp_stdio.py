@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,8 @@ import pytest
 from mcp import Client, StdioServerParameters
 
 import fastness
+from tests.support.forked import start_python
+from tests.support.forked_command import python_command
 from tests.support.server_process import Server
 
 SECONDS_MAX: Final = 60.0  # Bounds every wait; far longer than any step takes.
@@ -78,8 +79,8 @@ def started(*arguments: str, mcp: tuple[str, ...] = ()) -> Iterator["subprocess.
 @contextmanager
 def running(*arguments: str) -> Iterator["subprocess.Popen[bytes]"]:
     """A Python program with open pipes."""
-    process = subprocess.Popen(
-        [sys.executable, *arguments],
+    process = start_python(
+        arguments,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -108,9 +109,10 @@ async def test_over_a_server_the_token_decides_who_the_agent_is_and_what_it_may_
         token = plane.tokens.create("ada", universes=["lab"], verbs=verbs).token
     server = Server(tmp_path, tokens=True)
     try:
+        command, arguments = python_command("-m", "fastness.cli", "--url", server.url, "mcp")
         child = StdioServerParameters(
-            command=sys.executable,
-            args=["-m", "fastness.cli", "--url", server.url, "mcp"],
+            command=command,
+            args=arguments,
             env={**environment(), "FASTNESS_TOKEN": token},
         )
         for revision, mode in _MODES.items():

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from mcp.shared.exceptions import MCPError
 import fastness
 from fastness.mcp.exposing import expose
 from fastness.mcp.tasks import InputNeeded, task_of
+from tests.support.forked_command import python_command
 from tests.support.mcp_task_client import TaskClient, TaskExtension
 from tests.support.server_process import SECONDS_MAX, Server
 
@@ -168,8 +168,9 @@ async def test_a_token_that_may_put_is_enough_for_tasks(served: Served, revision
 
 async def test_a_task_is_found_again_by_another_process_and_revision(served: Served) -> None:
     """`fastness mcp` starts it; the process ends, and another one with the other revision finds it by its id."""
-    arguments = ["-m", "fastness.cli", "mcp", "--url", served.process.url, "--token", served.tokens["worker"]]
-    process = StdioServerParameters(command=sys.executable, args=arguments, env=dict(os.environ))
+    words = ["mcp", "--url", served.process.url, "--token", served.tokens["worker"]]
+    command, arguments = python_command("-m", "fastness.cli", *words)
+    process = StdioServerParameters(command=command, args=arguments, env=dict(os.environ))
     async with connected(process, "2025-11-25") as client:
         task_id = await client.start("resize", width=5)
     message = await asyncio.to_thread(served.receive)

@@ -5,9 +5,7 @@ import http.client
 import json
 import os
 import subprocess
-import sys
 import threading
-import time
 from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,35 +26,30 @@ from fastness.errors import (
     SenderMismatch,
     Unreachable,
 )
+from tests.support.forked import start_python
 from tests.support.proxy import Proxy
 from tests.support.server_process import Server
+from tests.support.waiting import eventually
 
 SECONDS_MAX = 60.0
 UNLIMITED = {"ingress_pushes_per_minute": 0}
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Any]:
+def server(tmp_path: Path) -> Iterator[Server]:
     server = Server(tmp_path, **UNLIMITED)
     yield server
     server.kill()
 
 
 @pytest.fixture
-def limited(tmp_path: Path) -> Iterator[Any]:
+def limited(tmp_path: Path) -> Iterator[Server]:
     server = Server(tmp_path, ingress_pushes_per_minute=2)
     yield server
     server.kill()
 
 
-def until(reached: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + SECONDS_MAX
-    while not reached():
-        assert time.monotonic() < deadline, "the condition never became true"
-        time.sleep(0.01)
-
-
-def by_http(server: Any, body: dict[str, Any], *, token: str | None = None) -> tuple[int, dict[str, str], Any]:
+def by_http(server: Server, body: dict[str, Any], *, token: str | None = None) -> tuple[int, dict[str, str], Any]:
     status, headers, answer = server.get("/v1/pushes", body=json.dumps(body).encode(), token=token)
     return status, headers, json.loads(answer)
 
@@ -72,7 +65,7 @@ def http_push(key: str, **more: Any) -> dict[str, Any]:
     } | more
 
 
-def by_rpc(server: Any, key: str, *, token: str | None = None, **more: Any) -> tuple[dict[str, str], Any]:
+def by_rpc(server: Server, key: str, *, token: str | None = None, **more: Any) -> tuple[dict[str, str], Any]:
     params = {
         "to": "bob",
         "topic": "t",
@@ -156,7 +149,7 @@ def test_synced_pushes_survive_the_kill_of_the_server(tmp_path: Path) -> None:
                         return
 
         running = [threads.submit(push_until_killed, thread) for thread in range(4)]
-        until(lambda: len(answered) > 200)
+        eventually(lambda: len(answered) > 200)
         server.kill()
         for each in running:
             each.result(SECONDS_MAX)
@@ -181,7 +174,7 @@ def keys_in(plane: fastness.Plane, agent: str) -> list[str]:
     return keys
 
 
-def test_wrong_input_is_the_same_typed_error_through_a_server(server: Any) -> None:
+def test_wrong_input_is_the_same_typed_error_through_a_server(server: Server) -> None:
     with server.plane() as plane:
         wrong: list[tuple[type[FastnessError], Callable[[], Any]]] = [
             (InvalidArgument, lambda: plane.ingress.push("bob", "", b"x")),
@@ -209,7 +202,7 @@ def test_wrong_input_is_the_same_typed_error_through_a_server(server: Any) -> No
     assert server.get("/v1/pushes/watch?after=x")[0] == 400
 
 
-def test_who_is_rate_limited_gets_to_know_the_limit_the_setting_and_the_wait(limited: Any) -> None:
+def test_who_is_rate_limited_gets_to_know_the_limit_the_setting_and_the_wait(limited: Server) -> None:
     by_http(limited, http_push("1"))
     by_rpc(limited, "2")
     texts = []
@@ -299,10 +292,10 @@ def test_a_watch_goes_on_after_a_lost_connection_and_a_restart_of_the_server(tmp
         try:
             with server.plane() as plane:
                 waiting = threads.submit(next, pushes)
-                until(lambda: plane.ingress.stats().watches == 1)
+                eventually(lambda: plane.ingress.stats().watches == 1)
                 proxy.refuses = True
                 proxy.cut_all()
-                until(lambda: plane.ingress.stats().watches == 0)
+                eventually(lambda: plane.ingress.stats().watches == 0)
                 for payload in (b"1", b"2"):
                     plane.ingress.push("bob", "t", payload)
                 proxy.refuses = False
@@ -310,12 +303,12 @@ def test_a_watch_goes_on_after_a_lost_connection_and_a_restart_of_the_server(tmp
                 assert next(pushes).payload == b"2"
                 assert (pushes.restarts, pushes.missed) == (0, 0)
                 waiting = threads.submit(next, pushes)
-                until(lambda: plane.ingress.stats().watches == 1)
+                eventually(lambda: plane.ingress.stats().watches == 1)
             server.kill()
             server = Server(tmp_path, **UNLIMITED)
             proxy.target = server.address[1]
             with server.plane() as plane:
-                until(lambda: plane.ingress.stats().watches == 1)  # It has noticed the restart, and waits again.
+                eventually(lambda: plane.ingress.stats().watches == 1)  # It has noticed the restart, and waits again.
                 plane.ingress.push("bob", "t", b"3")
             assert waiting.result(SECONDS_MAX).payload == b"3"
             assert (pushes.restarts, pushes.missed) == (1, 0)
@@ -323,7 +316,7 @@ def test_a_watch_goes_on_after_a_lost_connection_and_a_restart_of_the_server(tmp
             server.kill()
 
 
-def test_a_slow_watch_of_a_server_counts_what_it_has_missed(server: Any) -> None:
+def test_a_slow_watch_of_a_server_counts_what_it_has_missed(server: Server) -> None:
     with server.plane() as plane, plane.ingress.watch() as pushes:
         new = [NewDataPush(f"agent-{number % 4}", "t", str(number)) for number in range(250)]
         for _ in range(6):
@@ -334,7 +327,7 @@ def test_a_slow_watch_of_a_server_counts_what_it_has_missed(server: Any) -> None
         assert [push.payload for push in seen[-3:]] == [b"247", b"248", b"249"]
 
 
-def test_a_callback_gets_the_pushes_of_a_server(server: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_callback_gets_the_pushes_of_a_server(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     heard: list[bytes] = []
     stopped = threading.Event()
 
@@ -354,7 +347,7 @@ def test_a_callback_gets_the_pushes_of_a_server(server: Any, caplog: pytest.LogC
     assert "a callback's own fault" in caplog.text
 
 
-async def test_a_callback_and_a_watch_on_an_event_loop(server: Any) -> None:
+async def test_a_callback_and_a_watch_on_an_event_loop(server: Server) -> None:
     heard: asyncio.Queue[DataPush] = asyncio.Queue()
     async with (
         asyncio.timeout(SECONDS_MAX),
@@ -369,7 +362,7 @@ async def test_a_callback_and_a_watch_on_an_event_loop(server: Any) -> None:
         assert [(await anext(pushes)).json() for _ in range(2)] == [{"n": 1}, {"n": 2}]
 
 
-def test_server_sent_events_continue_at_the_last_event(server: Any) -> None:
+def test_server_sent_events_continue_at_the_last_event(server: Server) -> None:
     with server.plane() as plane:
         with event_stream(server, "/v1/pushes/watch?to=bob") as events:
             assert next(events)[0] == "watching"
@@ -388,7 +381,7 @@ def test_server_sent_events_continue_at_the_last_event(server: Any) -> None:
 class event_stream:  # noqa: N801  # Used like a function.
     """The server-sent events of a path: name, data and id."""
 
-    def __init__(self, server: Any, path: str, headers: dict[str, str] | None = None) -> None:
+    def __init__(self, server: Server, path: str, headers: dict[str, str] | None = None) -> None:
         host, port = server.address
         self._connection = http.client.HTTPConnection(host, port, timeout=SECONDS_MAX)
         self._connection.request("GET", path, headers={"Accept": "text/event-stream", **(headers or {})})
@@ -416,42 +409,23 @@ class event_stream:  # noqa: N801  # Used like a function.
 # The command line.
 
 
-def test_push_on_the_command_line(server: Any, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "fastness.cli", "--url", server.url, "push"]
+def test_push_on_the_command_line(server: Server, tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FASTNESS_")}
+    pipe = subprocess.PIPE
+
+    def start(*args: str) -> "subprocess.Popen[bytes]":
+        command = ["-m", "fastness.cli", "--url", server.url, "push", *args]
+        return start_python(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment)
 
     def run(*args: str, code: int = 0, given: bytes = b"") -> str:
-        done = subprocess.run(
-            [*command, *args],
-            input=given,
-            capture_output=True,
-            check=False,
-            timeout=SECONDS_MAX,
-            env=environment,
-        )
-        assert done.returncode == code, done.stderr
-        return (done.stdout if code == 0 else done.stderr).decode()
+        with start(*args) as process:
+            output, errors = process.communicate(given)
+        assert process.returncode == code, errors
+        return (output if code == 0 else errors).decode()
 
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("FASTNESS_")}
-    watching = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "fastness.cli",
-            "--url",
-            server.url,
-            "push",
-            "watch",
-            "--to",
-            "bob",
-            "-n",
-            "3",
-            "--json",
-        ],
-        stdout=subprocess.PIPE,
-        env=environment,
-    )
+    watching = start("watch", "--to", "bob", "-n", "3", "--json")
     with server.plane() as plane:
-        until(lambda: plane.ingress.stats().watches == 1)
+        eventually(lambda: plane.ingress.stats().watches == 1)
     (tmp_path / "body.bin").write_bytes(b"\xff")
     first = json.loads(run("bob", "build", '{"ok": true}', "--from", "ada", "--json"))
     assert (first["durability"], first["deduped"]) == ("accepted", False)

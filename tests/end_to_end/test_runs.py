@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,36 +15,33 @@ from fastness.wire.atomic import CommitAtomic
 from fastness.wire.canonical import canonical
 from fastness.wire.hosting import ClaimWorlds, CommitTurn
 from fastness.wire.runs import UpdateRun
-from tests.support.http_server import serving
+from tests.support.forked import run_python
+from tests.support.http_server import Server, serving
 
 SECONDS_MAX = 60.0
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with serving(f"dir:{tmp_path_factory.mktemp('data')}") as running:
         yield running
 
 
 @pytest.fixture
-def plane(server: Any) -> Iterator[fastness.Plane]:
+def plane(server: Server) -> Iterator[fastness.Plane]:
     with fastness.connect(server.url) as plane:
         yield plane
 
 
 @pytest.fixture
-def cli(server: Any, tmp_path: Path) -> Callable[..., Any]:
+def cli(server: Server, tmp_path: Path) -> Callable[..., Any]:
     """Runs a command to its end; its JSON output, or the problem of one that fails."""
 
     def run(*words: str, code: int = 0) -> Any:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("FASTNESS_")}
-        done = subprocess.run(
-            [sys.executable, "-m", "fastness.cli", "workflow", *words, "--json"],
+        done = run_python(
+            ["-m", "fastness.cli", "workflow", *words, "--json"],
             env={**kept, "FASTNESS_URL": server.url, "XDG_CONFIG_HOME": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            timeout=SECONDS_MAX,
-            check=False,
         )
         assert done.returncode == code, (words, done.returncode, done.stdout, done.stderr)
         return json.loads(done.stdout or done.stderr)
@@ -70,7 +65,7 @@ def end(plane: fastness.Plane, id: str, workflow: str, entries: list[Any], **out
     plane._transport.call(CommitAtomic([turn, UpdateRun(id, claim.fence, **outcome)]))
 
 
-def test_a_run_over_http_is_plain_json(server: Any, plane: fastness.Plane) -> None:
+def test_a_run_over_http_is_plain_json(server: Server, plane: fastness.Plane) -> None:
     body = {"workflow": "http", "args": ["q", 1.5, None], "kwargs": {"depth": {"most": 3}}}
     started = server.ask("PUT", "/v1/runs/h-1", body)
     assert (started.status, started.json()["is_duplicate"]) == (201, False)
@@ -112,12 +107,12 @@ def test_a_run_over_http_is_plain_json(server: Any, plane: fastness.Plane) -> No
         ({"workflow": "bad", "arguments_blob": "0" * 64}, "blob_not_found"),
     ],
 )
-def test_a_bad_start_starts_nothing(server: Any, body: Any, code: str) -> None:
+def test_a_bad_start_starts_nothing(server: Server, body: Any, code: str) -> None:
     assert server.post("/v1/runs", body).code == code
     assert server.get("/v1/runs?workflow=bad").json() == {"runs": [], "next": None}
 
 
-def test_a_caller_waits_for_the_result_of_a_run(plane: fastness.Plane, server: Any) -> None:
+def test_a_caller_waits_for_the_result_of_a_run(plane: fastness.Plane, server: Server) -> None:
     large = "x" * 100_000
     run = plane.workflows.start("slow", large, id="s-1")
     assert plane.workflows.start("slow", large, id="s-1").is_duplicate
