@@ -5,12 +5,21 @@ import socket
 from email.parser import BytesParser
 from typing import Any
 
+from tests.support.http_server import Server
 
-def receive(server: Any, queue: str, **options: Any) -> dict[str, Any]:
+
+def receive(server: Server, queue: str, **options: Any) -> dict[str, Any]:
     answer = server.post("/v1/queue/dequeue", {"queue": queue, "owner": "ada", "wait_seconds": -1, **options})
     assert answer.status == 200, answer
     [message] = answer.json()["messages"]
     return dict(message)
+
+
+def server_ms(server: Server) -> int:
+    """The time of the server, in a message that it creates now."""
+    receipt = server.post("/v1/queue/enqueue", {"queue": "clock", "payload": 1}).json()
+    message = server.get(f"/v1/queues/clock/messages/{receipt['message_id']}").json()
+    return round(message["created_at_unix"] * 1_000)
 
 
 def lease(message: dict[str, Any]) -> dict[str, Any]:
@@ -51,7 +60,7 @@ def read_all(connection: socket.socket) -> bytes:
 class EventLines:
     """Reads the NDJSON events of a streaming response."""
 
-    def __init__(self, server: Any, method: str, path: str, body: Any = None, **headers: str) -> None:
+    def __init__(self, server: Server, method: str, path: str, body: Any = None, **headers: str) -> None:
         self.connection = server.connect()
         headers = {"Content-Type": "application/json", **headers} if body is not None else headers
         self.connection.request(method, path, None if body is None else json.dumps(body), headers)

@@ -7,14 +7,13 @@ import os
 from collections.abc import AsyncIterator, Iterator
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import fastness
 from fastness import Plane
 from fastness.errors import BlobNotFound, InvalidArgument, InvalidValue, Unreachable
-from tests.support.http_server import serving
+from tests.support.http_server import Server, serving
 from tests.support.proxy import Proxy
 
 MEGABYTE = 1_048_576
@@ -23,13 +22,13 @@ _names = count()
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with serving(f"dir:{tmp_path_factory.mktemp('data')}") as running:
         yield running
 
 
 @pytest.fixture
-def plane(server: Any) -> Iterator[Plane]:
+def plane(server: Server) -> Iterator[Plane]:
     with fastness.connect(server.url) as plane:
         yield plane
 
@@ -69,7 +68,7 @@ def hash_of(megabytes: int) -> str:
     return sha.hexdigest()
 
 
-def test_a_large_blob_is_streamed_in_both_directions(server: Any, plane: Plane) -> None:
+def test_a_large_blob_is_streamed_in_both_directions(server: Server, plane: Plane) -> None:
     with PeakMemory() as memory:
         hash = plane.blobs.write(pieces(20))
         sha = hashlib.sha256()
@@ -84,7 +83,7 @@ def test_a_large_blob_is_streamed_in_both_directions(server: Any, plane: Plane) 
     assert plane.blobs.put(plane.blobs.get(hash)) == hash
 
 
-async def test_an_event_loop_streams_a_large_blob_in_both_directions(server: Any) -> None:
+async def test_an_event_loop_streams_a_large_blob_in_both_directions(server: Server) -> None:
     async def chunks() -> AsyncIterator[bytes]:
         for piece in pieces(20):
             await asyncio.sleep(0)
@@ -118,7 +117,7 @@ def test_a_stream_that_fails_stores_nothing(plane: Plane, name: str, error: type
     assert not plane.blobs.has(hashlib.sha256(name.encode() * MEGABYTE).hexdigest())
 
 
-async def test_a_stream_whose_task_is_cancelled_stores_nothing(server: Any, name: str) -> None:
+async def test_a_stream_whose_task_is_cancelled_stores_nothing(server: Server, name: str) -> None:
     begun = asyncio.Event()
 
     async def endless() -> AsyncIterator[bytes]:
@@ -135,7 +134,7 @@ async def test_a_stream_whose_task_is_cancelled_stores_nothing(server: Any, name
         assert not await plane.blobs.has(hashlib.sha256(name.encode()).hexdigest())
 
 
-def test_a_cut_download_resumes(server: Any, plane: Plane) -> None:
+def test_a_cut_download_resumes(server: Server, plane: Plane) -> None:
     hash = plane.blobs.write(pieces(8))
     with Proxy(server.port, seed=1) as proxy, fastness.connect(proxy.url) as cut:
         proxy.bytes_max = 4 * MEGABYTE
@@ -157,7 +156,7 @@ def test_a_cut_download_resumes(server: Any, plane: Plane) -> None:
         (7, 0),
     ],
 )
-def test_a_range_of_a_blob_is_read(server: Any, plane: Plane, start: int, length: int | None) -> None:
+def test_a_range_of_a_blob_is_read(server: Server, plane: Plane, start: int, length: int | None) -> None:
     whole = b"".join(pieces(4))
     hash = plane.blobs.write(pieces(4))
     end = None if length is None else start + length
@@ -180,7 +179,7 @@ def test_an_invalid_range_is_rejected(plane: Plane) -> None:
             plane.blobs.open("0" * 64, **part)
 
 
-def test_a_cut_range_download_resumes(server: Any, plane: Plane) -> None:
+def test_a_cut_range_download_resumes(server: Server, plane: Plane) -> None:
     hash = plane.blobs.write(pieces(12))
     with Proxy(server.port, seed=1) as proxy, fastness.connect(proxy.url) as cut:
         proxy.bytes_max = 4 * MEGABYTE

@@ -29,8 +29,9 @@ from fastness.client.session import Session
 from fastness.errors import Busy, Closed, CommitUnknown, Unsupported
 from fastness.wire.frames import PROTOCOL, REVISION, Hello, Reply, decode_calls, encode
 from fastness.wire.states import FoundState
-from tests.support.http_server import serving
+from tests.support.http_server import Server, serving
 from tests.support.proxy import Proxy
+from tests.support.waiting import eventually
 
 PATIENCE_SECONDS = 30.0  # Far more than any step needs.
 TRACED_FILES = {module.__file__ for module in (blocking_connection, blocking_socket, session)}
@@ -38,13 +39,13 @@ _names = count()
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with serving(f"dir:{tmp_path_factory.mktemp('data')}") as running:
         yield running
 
 
 @pytest.fixture
-def plane(server: Any) -> Iterator[Plane]:
+def plane(server: Server) -> Iterator[Plane]:
     with fastness.connect(server.url, patience_seconds=PATIENCE_SECONDS) as plane:
         yield plane
 
@@ -69,13 +70,6 @@ def delivering_threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return threads
 
 
-def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never became true"
-        time.sleep(0.002)
-
-
 def connection_of(plane: Plane) -> BlockingConnection:
     connection = plane._transport._connection  # type: ignore[attr-defined]
     assert isinstance(connection, BlockingConnection)
@@ -91,7 +85,7 @@ def interrupted_when(condition: Callable[[], Any]) -> Iterator[None]:
     """Raises KeyboardInterrupt in the main thread once the condition is true."""
 
     def interrupt() -> None:
-        until(condition)
+        eventually(condition)
         os.kill(os.getpid(), signal.SIGALRM)
 
     def handle(*_: object) -> None:
@@ -153,7 +147,7 @@ def test_a_single_caller_writes_and_reads_by_itself(
     for number in range(10):
         jobs.put(number)
         jobs.receive(extend_for_seconds=0).ack()
-    until(lambda: background_reads(plane))  # The client is idle for a moment.
+    eventually(lambda: background_reads(plane))  # The client is idle for a moment.
     jobs.put("last")
     assert set(delivering_threads) == writers == {threading.get_ident()}
     assert len(delivering_threads) == 31
@@ -171,8 +165,8 @@ def test_a_caller_reads_the_answers_of_other_threads(plane: Plane, name: str, de
 
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(wait)
-        until(lambda: jobs.stats().waiting_consumers == 1)
-        until(lambda: connection_of(plane)._reader is not None and not background_reads(plane))
+        eventually(lambda: jobs.stats().waiting_consumers == 1)
+        eventually(lambda: connection_of(plane)._reader is not None and not background_reads(plane))
         delivering_threads.clear()
         jobs.stats()
         jobs.put("second")
@@ -180,7 +174,7 @@ def test_a_caller_reads_the_answers_of_other_threads(plane: Plane, name: str, de
     assert delivering_threads[0] == waiters[0]
 
 
-def test_an_interrupted_reader_hands_the_reading_over(server: Any, plane: Plane, name: str) -> None:
+def test_an_interrupted_reader_hands_the_reading_over(server: Server, plane: Plane, name: str) -> None:
     """The calls of other threads are answered, on the same connection."""
     jobs, others = plane.queue(name), plane.queue(f"{name}-others")
     jobs.put("first")
@@ -199,7 +193,7 @@ def test_an_interrupted_reader_hands_the_reading_over(server: Any, plane: Plane,
             jobs.receive(wait_seconds=600)
         observer.queue(f"{name}-others").put_many(["a", "b"])
         assert sorted(each.result(PATIENCE_SECONDS).json() for each in waiting) == ["a", "b"]
-        until(lambda: jobs.stats().waiting_consumers == 0)
+        eventually(lambda: jobs.stats().waiting_consumers == 0)
     assert connection._socket is stream
 
 
@@ -256,10 +250,10 @@ def test_an_interrupt_at_any_line_leaves_the_connection_usable(plane: Plane, nam
             assert jobs.stats().put_total == 1
             assert threads.submit(jobs.stats).result(PATIENCE_SECONDS).put_total == 1
             connection = connection_of(plane)
-            until(lambda connection=connection: not connection._session.pending)
+            eventually(lambda connection=connection: not connection._session.pending)
             assert not connection._sleeping
             assert not any(connection._in_flight.values())
-            until(lambda: jobs.stats().ready == 1)  # What the interrupted call has leased is released.
+            eventually(lambda: jobs.stats().ready == 1)  # What the interrupted call has leased is released.
     assert interrupts > 100 / step
     assert jobs.stats().expired_total == 0
 
@@ -270,7 +264,7 @@ def test_an_interrupt_at_any_line_leaves_the_connection_usable(plane: Plane, nam
     ids=lambda step: step[1],
 )
 def test_an_interrupt_during_the_cleanup_of_another_one_leaves_the_connection_usable(
-    server: Any, plane: Plane, name: str, monkeypatch: pytest.MonkeyPatch, step: tuple[type, str]
+    server: Server, plane: Plane, name: str, monkeypatch: pytest.MonkeyPatch, step: tuple[type, str]
 ) -> None:
     jobs, others = plane.queue(name), plane.queue(f"{name}-others")
     connection = connection_of(plane)
@@ -297,8 +291,8 @@ def test_an_interrupt_during_the_cleanup_of_another_one_leaves_the_connection_us
         assert next(interrupts) > 1
         observer.queue(f"{name}-others").put("a")
         assert waiting[0].result(PATIENCE_SECONDS).json() == "a"
-        until(lambda: observer.queue(name).stats().waiting_consumers == 0)
-    until(lambda: not connection._session.pending)
+        eventually(lambda: observer.queue(name).stats().waiting_consumers == 0)
+    eventually(lambda: not connection._session.pending)
 
 
 # Signal handlers and finalizers that call, while their own thread is inside a call.
@@ -309,7 +303,7 @@ def handled_when(condition: Callable[[], Any], handle: Callable[[], object]) -> 
     """Runs `handle` as a signal handler in the main thread, once the condition is true."""
 
     def notify() -> None:
-        until(condition)
+        eventually(condition)
         os.kill(os.getpid(), signal.SIGALRM)
 
     before = signal.signal(signal.SIGALRM, lambda *_: handle())
@@ -322,7 +316,7 @@ def handled_when(condition: Callable[[], Any], handle: Callable[[], object]) -> 
         signal.signal(signal.SIGALRM, before)
 
 
-def test_a_signal_handler_can_call_while_its_thread_waits(server: Any, plane: Plane, name: str) -> None:
+def test_a_signal_handler_can_call_while_its_thread_waits(server: Server, plane: Plane, name: str) -> None:
     jobs = plane.queue(name)
     with fastness.connect(server.url) as observer:
         is_waiting = lambda: observer.queue(name).stats().waiting_consumers == 1  # noqa: E731
@@ -333,14 +327,14 @@ def test_a_signal_handler_can_call_while_its_thread_waits(server: Any, plane: Pl
     message.ack()
 
 
-def test_a_signal_handler_can_close_while_its_thread_waits(server: Any, name: str) -> None:
+def test_a_signal_handler_can_close_while_its_thread_waits(server: Server, name: str) -> None:
     plane = fastness.connect(server.url)
     with fastness.connect(server.url) as observer:
         is_waiting = lambda: observer.queue(name).stats().waiting_consumers == 1  # noqa: E731
         with handled_when(is_waiting, plane.close), pytest.raises(Closed):
             plane.queue(name).receive(wait_seconds=600)
-        until(lambda: observer.queue(name).stats().waiting_consumers == 0)
-    until(lambda: not any(thread.name == "fastness-close" for thread in threading.enumerate()))
+        eventually(lambda: observer.queue(name).stats().waiting_consumers == 0)
+    eventually(lambda: not any(thread.name == "fastness-close" for thread in threading.enumerate()))
 
 
 @pytest.mark.parametrize("step", [29, pytest.param(1, marks=pytest.mark.nightly)])
@@ -362,7 +356,7 @@ def test_a_call_at_any_line_of_another_call_is_answered(plane: Plane, name: str,
 
 
 @pytest.mark.parametrize("step", [29, pytest.param(1, marks=pytest.mark.nightly)])
-def test_a_client_can_be_closed_at_any_line_of_a_call(server: Any, name: str, step: int) -> None:
+def test_a_client_can_be_closed_at_any_line_of_a_call(server: Server, name: str, step: int) -> None:
     closes = 0
     while True:
         plane = fastness.connect(server.url, patience_seconds=PATIENCE_SECONDS)
@@ -384,7 +378,9 @@ def test_a_client_can_be_closed_at_any_line_of_a_call(server: Any, name: str, st
 
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(2, 20))])
-def test_every_call_of_many_threads_happens_once_while_connections_are_cut(server: Any, name: str, seed: int) -> None:
+def test_every_call_of_many_threads_happens_once_while_connections_are_cut(
+    server: Server, name: str, seed: int
+) -> None:
     threads_count, rounds = 32, 6
     started = threading.Barrier(threads_count)
 
@@ -434,7 +430,7 @@ def test_every_put_of_threads_happens_once_while_the_server_is_killed(tmp_path: 
         proxy = servers.enter_context(Proxy(server.port))
         plane = servers.enter_context(fastness.connect(proxy.url, patience_seconds=PATIENCE_SECONDS))
         putting = [threads.submit(put_all, plane, thread) for thread in range(threads_count)]
-        until(lambda: len(done) > threads_count * puts // 4)
+        eventually(lambda: len(done) > threads_count * puts // 4)
         server.process.kill()
         server.process.wait()
         assert len(done) < threads_count * puts
@@ -446,7 +442,7 @@ def test_every_put_of_threads_happens_once_while_the_server_is_killed(tmp_path: 
     assert len(done) == threads_count * puts
 
 
-def test_a_silent_connection_is_replaced(server: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_connection_is_replaced(server: Server, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Session, "ping_seconds", 0.05)
     with (
         Proxy(server.port) as proxy,
@@ -457,7 +453,7 @@ def test_a_silent_connection_is_replaced(server: Any, name: str, monkeypatch: py
         first = proxy.accepted
         proxy.mutes = True
         putting = threads.submit(plane.queue(name).put, "b")
-        until(lambda: proxy.accepted > first)
+        eventually(lambda: proxy.accepted > first)
         proxy.cut_all()  # The next connection is not muted.
         putting.result(PATIENCE_SECONDS)
         assert plane.queue(name).stats().put_total == 2
@@ -500,7 +496,7 @@ def test_an_idle_client_checks_its_connection_and_keeps_it(
     jobs = plane.queue(name)
     jobs.put("a")
     stream = connection_of(plane)._socket
-    until(lambda: len(pings) == 2)
+    eventually(lambda: len(pings) == 2)
     assert pings[0] < pings[1]  # Something arrived in between.
     jobs.put("b")
     assert connection_of(plane)._socket is stream
@@ -511,9 +507,9 @@ def test_a_message_of_an_idle_client_stays_leased(plane: Plane, name: str) -> No
     jobs.put("a")
     message = jobs.receive(visibility_seconds=1)
     assert message is not None
-    until(lambda: background_reads(plane))
+    eventually(lambda: background_reads(plane))
     leased_until = message.expires_ms
-    until(lambda: message.expires_ms > leased_until + 1_000)  # No call is made meanwhile.
+    eventually(lambda: message.expires_ms > leased_until + 1_000)  # No call is made meanwhile.
     assert background_reads(plane)
     message.ack()
     assert jobs.stats().expired_total == 0
@@ -559,15 +555,15 @@ def test_calls_wait_for_a_server_that_does_not_read(monkeypatch: pytest.MonkeyPa
     ):
         updating = [threads.submit(plane.state("a").update, "x" * (3_000_000 + number)) for number in range(8)]
         try:
-            until(lambda: (stream := connection_of(plane)._socket) is not None and stream.unsent is not None)
-            until(lambda: len(connection_of(plane)._sleeping) == 7)
+            eventually(lambda: (stream := connection_of(plane)._socket) is not None and stream.unsent is not None)
+            eventually(lambda: len(connection_of(plane)._sleeping) == 7)
 
             def is_quiet() -> bool:
                 before = len(waits)
                 time.sleep(0.05)
                 return len(waits) == before
 
-            until(is_quiet)  # The thread that reads does not poll in a loop.
+            eventually(is_quiet)  # The thread that reads does not poll in a loop.
             assert not any(each.done() for each in updating)
         finally:
             reads.set()
@@ -620,7 +616,7 @@ def test_calls_above_the_limit_wait_for_a_slot(plane: Plane, name: str) -> None:
         assert sorted(each.result(PATIENCE_SECONDS).json() for each in waiting) == [0, 1, 2]
         list(threads.map(lambda number: plane.state(f"{name}/{number}").update(number), range(64)))
         waiting = [threads.submit(jobs.receive, wait_seconds=600) for _ in range(8)]
-        until(lambda: connection._slot_waiters == 7)
+        eventually(lambda: connection._slot_waiters == 7)
         plane.close()
         for each in waiting:
             with pytest.raises(Closed):
@@ -628,27 +624,27 @@ def test_calls_above_the_limit_wait_for_a_slot(plane: Plane, name: str) -> None:
     assert not any(connection._in_flight.values())
 
 
-def test_closing_fails_the_calls_that_wait_for_a_server(server: Any, name: str) -> None:
+def test_closing_fails_the_calls_that_wait_for_a_server(server: Server, name: str) -> None:
     with Proxy(server.port) as proxy, ThreadPoolExecutor(4) as threads:
         plane = fastness.connect(proxy.url, patience_seconds=PATIENCE_SECONDS)
         plane.queue(name).stats()
         proxy.refuses = True
         proxy.cut_all()
-        until(lambda: connection_of(plane)._socket is None)
+        eventually(lambda: connection_of(plane)._socket is None)
         calls = [threads.submit(call) for call in (plane.queue(name).stats, plane.worlds) for _ in range(2)]
-        until(lambda: len(connection_of(plane)._sleeping) == 4)
+        eventually(lambda: len(connection_of(plane)._sleeping) == 4)
         plane.close()
         for call in calls:
             with pytest.raises(Closed):
                 call.result(PATIENCE_SECONDS)
 
 
-def test_a_child_that_is_forked_during_calls_can_connect_again(server: Any, plane: Plane, name: str) -> None:
+def test_a_child_that_is_forked_during_calls_can_connect_again(server: Server, plane: Plane, name: str) -> None:
     """In the child no thread reads, and the lock may be taken."""
     jobs, connection = plane.queue(name), connection_of(plane)
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(jobs.receive, wait_seconds=600, extend_for_seconds=0)
-        until(lambda: jobs.stats().waiting_consumers == 1)
+        eventually(lambda: jobs.stats().waiting_consumers == 1)
         stream = connection._socket
         assert connection._lock.acquire(timeout=PATIENCE_SECONDS)
         child = os.fork()
@@ -668,7 +664,7 @@ def test_a_child_that_is_forked_during_calls_can_connect_again(server: Any, plan
     assert connection._socket is stream
 
 
-def test_a_process_ends_without_closing_its_client(server: Any, name: str) -> None:
+def test_a_process_ends_without_closing_its_client(server: Server, name: str) -> None:
     """Also while one of its threads waits for an answer, and reads."""
     script = f"""
 import threading, time
@@ -687,7 +683,9 @@ print(jobs.stats().put_total)
     assert (ended.stdout, ended.stderr, ended.returncode) == ("1\n", "", 0)
 
 
-def test_a_call_is_refused_while_no_thread_can_start(server: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_is_refused_while_no_thread_can_start(
+    server: Server, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     failing = {"fastness-client", "fastness-connect"}
     start = threading.Thread.start
 

@@ -7,7 +7,6 @@ import re
 import resource
 import socket
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +39,7 @@ from fastness.server.context import ServerContext
 from fastness.server.metrics import Metrics
 from fastness.wire.queues import QueueStats
 from tests.support.server_process import Server
+from tests.support.waiting import eventually
 
 STATIC = Path(files.__file__).with_name("static")
 LINES_MAX = 100
@@ -47,7 +47,7 @@ WRONG = "fnt_" + "0" * 32 + "_" + "x" * 48
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     running = Server(tmp_path_factory.mktemp("console"))
     yield running
     running.kill()
@@ -70,7 +70,7 @@ def guarded(tmp_path: Path) -> Iterator[tuple[Any, dict[str, str]]]:
 
 
 def request(
-    server: Any, path: str, method: str = "GET", token: str | None = None, **headers: str
+    server: Server, path: str, method: str = "GET", token: str | None = None, **headers: str
 ) -> tuple[int, Any, bytes]:
     """The status, headers and body of a response, without following redirects."""
     connection = http.client.HTTPConnection(*server.address, timeout=60)
@@ -89,7 +89,7 @@ def request(
 class Listener:
     """Reads /console/events."""
 
-    def __init__(self, server: Any, universe: str = "main", token: str | None = None) -> None:
+    def __init__(self, server: Server, universe: str = "main", token: str | None = None) -> None:
         self._connection = http.client.HTTPConnection(*server.address, timeout=60)
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._connection.request("GET", f"/console/events?universe={universe}", headers=headers)
@@ -123,22 +123,25 @@ class Listener:
         self._connection.close()
 
 
-def when_a_slot_is_free(server: Any) -> Listener:
+def when_a_slot_is_free(server: Server) -> Listener:
     """An event stream, opened as soon as the server has a slot for it."""
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
+
+    def opened() -> Listener | None:
         listener = Listener(server)
         if listener.answer.status == 200:
             return listener
         listener.__exit__()
-        time.sleep(0.02)
-    pytest.fail("no slot became free")
+        return None
+
+    found = eventually(opened, "no slot became free")
+    assert found is not None
+    return found
 
 
 # Files.
 
 
-def test_the_page_has_a_strict_content_security_policy(server: Any) -> None:
+def test_the_page_has_a_strict_content_security_policy(server: Server) -> None:
     status, headers, body = request(server, "/console")
     assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
     policy = dict(part.strip().split(" ", 1) for part in headers["content-security-policy"].split(";"))
@@ -153,7 +156,7 @@ def test_the_page_has_a_strict_content_security_policy(server: Any) -> None:
 
 
 @pytest.mark.parametrize("path", [f"/console/{each.name}" for each in sorted(STATIC.iterdir())] + ["/console"])
-def test_a_cached_file_is_answered_with_304(server: Any, path: str) -> None:
+def test_a_cached_file_is_answered_with_304(server: Server, path: str) -> None:
     if path.endswith(files.PAGE):
         path = "/console"
     status, headers, body = request(server, path)
@@ -193,17 +196,17 @@ def test_the_chart_library_has_its_licence() -> None:
 
 
 @pytest.mark.parametrize("path", ["/console/nothing.js", "/console/../server/tokens.py", "/console/console.html"])
-def test_an_unknown_console_path_is_404(server: Any, path: str) -> None:
+def test_an_unknown_console_path_is_404(server: Server, path: str) -> None:
     status, headers, _ = request(server, path)
     assert (status, headers["content-type"]) == (404, "application/problem+json")
 
 
-def test_a_trailing_slash_redirects_to_the_page(server: Any) -> None:
+def test_a_trailing_slash_redirects_to_the_page(server: Server) -> None:
     status, headers, _ = request(server, "/console/")
     assert (status, headers["location"]) == (308, "../console")
 
 
-def test_a_browser_is_redirected_to_the_console_and_others_are_not(server: Any) -> None:
+def test_a_browser_is_redirected_to_the_console_and_others_are_not(server: Server) -> None:
     for method in ("GET", "HEAD"):
         status, headers, _ = request(server, "/", method, accept="text/html,application/xhtml+xml,*/*;q=0.8")
         assert (status, headers["location"], headers["vary"]) == (307, "console", "Accept")
@@ -220,7 +223,7 @@ def test_a_browser_is_redirected_to_the_console_and_others_are_not(server: Any) 
 # Sessions.
 
 
-def test_a_server_without_tokens_allows_everything(server: Any) -> None:
+def test_a_server_without_tokens_allows_everything(server: Server) -> None:
     with server.plane(universe="staging") as plane:
         plane.queue("jobs").put(b"x")
     session = json.loads(request(server, "/console/session")[2])
@@ -234,13 +237,13 @@ def test_a_server_without_tokens_allows_everything(server: Any) -> None:
 
 
 @pytest.mark.parametrize("path", ["/console/session", "/console/events"])
-def test_pages_of_other_origins_are_refused(server: Any, path: str) -> None:
+def test_pages_of_other_origins_are_refused(server: Server, path: str) -> None:
     assert request(server, path, Origin="https://example.com")[0] == 403
     assert request(server, path, Host="example.com")[0] in (401, 403)
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
-def test_embedded_resources_of_other_sites_are_refused(server: Any, site: str) -> None:
+def test_embedded_resources_of_other_sites_are_refused(server: Server, site: str) -> None:
     for path in ("/console/events", "/console/session", "/v1/mailboxes/bob/mail"):
         status, _, body = request(server, path, Sec_Fetch_Site=site, Sec_Fetch_Dest="image")
         assert (status, json.loads(body)["code"]) == (403, "foreign_origin")
@@ -251,7 +254,7 @@ def test_embedded_resources_of_other_sites_are_refused(server: Any, site: str) -
     assert request(server, "/console", Sec_Fetch_Site=site, Sec_Fetch_Dest="iframe")[0] == 403
 
 
-def test_a_malformed_origin_is_refused(server: Any) -> None:
+def test_a_malformed_origin_is_refused(server: Server) -> None:
     for origin in ("null", "http://[", "", "file://"):
         assert request(server, "/console/session", Origin=origin)[0] == 403
 
@@ -288,7 +291,7 @@ def test_a_session_has_the_permissions_of_its_token(guarded: Any) -> None:
 # The event stream.
 
 
-def test_samples_arrive_every_second_and_agree_with_the_metrics(server: Any) -> None:
+def test_samples_arrive_every_second_and_agree_with_the_metrics(server: Server) -> None:
     with server.plane() as plane, Listener(server) as listener:
         assert listener.next()[0] == "history"
         first = listener.next("sample")[1]
@@ -306,7 +309,7 @@ def test_samples_arrive_every_second_and_agree_with_the_metrics(server: Any) -> 
         assert len(later.next("history")[1]["samples"]) >= 2
 
 
-def test_refused_requests_are_in_the_samples(server: Any) -> None:
+def test_refused_requests_are_in_the_samples(server: Server) -> None:
     with Listener(server) as listener:
         before = listener.next("sample")[1]["rejects"].get("not_found", 0)
         assert request(server, "/v1/nowhere")[0] == 404
@@ -316,7 +319,7 @@ def test_refused_requests_are_in_the_samples(server: Any) -> None:
     pytest.fail("the refusal was not reported")
 
 
-def test_changes_are_reported_by_section(server: Any) -> None:
+def test_changes_are_reported_by_section(server: Server) -> None:
     with server.plane(universe="sections") as plane, Listener(server, "sections") as listener:
         listener.next("sample")
         plane.queue("jobs").put(b"x")
@@ -335,7 +338,7 @@ def test_changes_are_reported_by_section(server: Any) -> None:
         assert listener.next("sample", "changed")[0] == "sample"
 
 
-def test_console_reads_are_not_counted_in_the_metrics(server: Any) -> None:
+def test_console_reads_are_not_counted_in_the_metrics(server: Server) -> None:
     with Listener(server) as listener:
         assert request(server, "/console/session")[0] == 200
         assert listener.next("sample")
@@ -397,7 +400,7 @@ def test_a_page_is_told_of_a_failed_key_space_and_when_it_works_again(tmp_path: 
         server.kill()
 
 
-def test_an_invalid_universe_name_is_refused(server: Any) -> None:
+def test_an_invalid_universe_name_is_refused(server: Server) -> None:
     status, _, body = request(server, "/console/events?universe=a%20b")
     assert (status, json.loads(body)["code"]) == (400, "invalid_name")
 
@@ -414,7 +417,7 @@ def test_the_event_stream_ends_when_the_server_stops(tmp_path: Path) -> None:
         server.kill()
 
 
-def test_the_number_of_event_streams_is_bounded_and_closing_one_frees_a_slot(server: Any) -> None:
+def test_the_number_of_event_streams_is_bounded_and_closing_one_frees_a_slot(server: Server) -> None:
     listeners = [Listener(server) for _ in range(CONSOLE_WATCHERS_MAX)]
     try:
         assert all(each.answer.status == 200 for each in listeners)
@@ -604,7 +607,7 @@ def test_a_server_that_cannot_read_lakes_says_which_extra_it_lacks(
         live.read_hour(tmp_path, "main")
 
 
-def test_a_server_without_a_reports_folder_has_no_reports(server: Any) -> None:
+def test_a_server_without_a_reports_folder_has_no_reports(server: Server) -> None:
     assert request(server, "/console/reports", "POST")[0] == 404
 
 

@@ -2,7 +2,6 @@
 
 import json
 import socket
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,10 +9,11 @@ from typing import Any
 
 import fastness
 from fastness.layers import samples
-from tests.support.server_process import SECONDS_MAX, Server
+from tests.support.server_process import Server
+from tests.support.waiting import eventually
 
 
-def ask(server: Any, query: str, token: str) -> tuple[int, Any]:
+def ask(server: Server, query: str, token: str) -> tuple[int, Any]:
     status, _, body = server.get(f"/console/history?{query}", token=token)
     return status, json.loads(body)
 
@@ -25,10 +25,8 @@ def test_a_server_stores_samples_and_serves_them_after_a_restart(tmp_path: Path)
         plane.queue("jobs").put_many([{"n": number} for number in range(7)])
     first = Server(tmp_path, tokens=True)
     try:
-        deadline = time.monotonic() + SECONDS_MAX
-        while not (found := ask(first, "seconds=3600", admin)[1])["samples"]:  # One every ten seconds.
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        eventually(lambda: ask(first, "seconds=3600", admin)[1]["samples"])  # One every ten seconds.
+        found = ask(first, "seconds=3600", admin)[1]
         assert found["kept_seconds"] == 86_400
         assert found["samples"][0]["queues"]["main"]["ready"] == 7
         assert first.stop() == 0
@@ -75,13 +73,11 @@ def test_a_chart_of_two_servers_has_the_calls_of_both(postgres_url: str, tmp_pat
         planes = [stack.enter_context(server.plane()) for server in servers]
 
         def until_newest(is_enough: Callable[[Any], bool]) -> Any:
-            deadline = time.monotonic() + SECONDS_MAX
-            while True:
+            def newest() -> Any:
                 found = ask(servers[0], "seconds=3600", "")[1]
-                if found["servers"] == 2 and is_enough(found["samples"][-1]):
-                    return found["samples"][-1]
-                assert time.monotonic() < deadline, found
-                time.sleep(0.1)
+                return found["servers"] == 2 and is_enough(found["samples"][-1]) and found["samples"][-1]
+
+            return eventually(newest)
 
         for number, plane in enumerate(planes):
             for each in range(30 + number):

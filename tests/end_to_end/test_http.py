@@ -4,7 +4,6 @@ import base64
 import http.client
 import json
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,14 +18,15 @@ from websockets.sync.client import connect
 from fastness.wire.problems import Problem
 from fastness.wire.queues import AckMessages, MessageLease, NewMessage, Outcomes, PutMessages, Receipts
 from tests.end_to_end.http_helpers import lease, read_all, receive
-from tests.support.http_server import serving
+from tests.support.http_server import Server, serving
+from tests.support.waiting import eventually
 
 MEGABYTE = 1_048_576
 _names = count()
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with serving(f"dir:{tmp_path_factory.mktemp('data')}", heartbeat_seconds=0.5, watch_seconds=0.05) as running:
         yield running
 
@@ -47,7 +47,7 @@ def name() -> str:
 
 
 class TestCall:
-    def test_messagepack_is_answered_in_messagepack(self, server: Any, name: str) -> None:
+    def test_messagepack_is_answered_in_messagepack(self, server: Server, name: str) -> None:
         body = msgspec.msgpack.encode(PutMessages(name, [NewMessage(b"hi")]))
         kinds = {"content_type": "application/msgpack", "accept": "application/msgpack"}
         answer = server.post("/v1/call", body, **kinds)
@@ -58,12 +58,12 @@ class TestCall:
         outcomes = msgspec.msgpack.decode(answer.body, type=Outcomes).outcomes
         assert outcomes[0].code == "queue_message_lease_mismatch"
 
-    def test_an_error_response_is_messagepack_for_messagepack_callers(self, server: Any) -> None:
+    def test_an_error_response_is_messagepack_for_messagepack_callers(self, server: Server) -> None:
         answer = server.post("/v1/call", b"\xc1", content_type="application/msgpack", accept="application/msgpack")
         assert answer.status == 400
         assert msgspec.msgpack.decode(answer.body, type=Problem).code == "invalid_body"
 
-    def test_a_refused_messagepack_body_names_the_field(self, server: Any) -> None:
+    def test_a_refused_messagepack_body_names_the_field(self, server: Server) -> None:
         body = msgspec.msgpack.encode({"op": "queues.stats", "queue": 5, "universe": "main"})
         for data, detail in ((body, "queue is 5; give a text"), (body[:-2], "The body is not a wire request")):
             answer = server.post("/v1/call", data, content_type="application/msgpack", accept="application/msgpack")
@@ -71,7 +71,7 @@ class TestCall:
             assert (problem.status, problem.code) == (400, "invalid_body")
             assert problem.detail.startswith(detail)
 
-    def test_an_error_response_links_to_the_page_that_explains_its_code(self, server: Any, name: str) -> None:
+    def test_an_error_response_links_to_the_page_that_explains_its_code(self, server: Server, name: str) -> None:
         for path, code in ((f"/v1/queues/{name}/messages/{'0' * 32}", "message_not_found"), ("/v1/no", "not_found")):
             answer = server.get(path)
             assert answer.headers["link"] == f'</docs/errors/{code}>; rel="help"'
@@ -81,7 +81,7 @@ class TestCall:
             assert f'<a href="errors/{code}">' in server.get("/docs/errors").body.decode()
         assert server.get("/docs/errors/no_such_code").json()["code"] == "not_found"
 
-    def test_json_calls_use_the_json_form_of_requests_and_answers(self, server: Any, name: str) -> None:
+    def test_json_calls_use_the_json_form_of_requests_and_answers(self, server: Server, name: str) -> None:
         put = {"op": "queues.put", "queue": name, "messages": [{"payload": {"n": 1}}]}
         assert server.post("/v1/call", put).json()["receipts"][0]["durability"] == "critical"
         received = server.post("/v1/call", {"op": "queues.receive", "queue": name, "owner": "ada"}).json()
@@ -91,10 +91,10 @@ class TestCall:
         assert acked.json()["outcomes"][0].get("code") is None
 
     @pytest.mark.parametrize("body", [{"op": "pairs.put", "key": "YQ==", "value": "YQ=="}, {"op": "nothing"}, {}, []])
-    def test_an_invalid_request_is_refused(self, server: Any, body: Any) -> None:
+    def test_an_invalid_request_is_refused(self, server: Server, body: Any) -> None:
         assert server.post("/v1/call", body).status == 400
 
-    def test_an_unexpected_error_reveals_no_internals(self, server: Any) -> None:
+    def test_an_unexpected_error_reveals_no_internals(self, server: Server) -> None:
         answer = server.post("/v1/call", {"op": "pairs.get", "key": base64.b64encode(b"boom").decode()})
         assert (answer.status, answer.code) == (500, "internal_error")
         assert b"secret" not in answer.body
@@ -102,7 +102,7 @@ class TestCall:
 
 
 class TestAtomic:
-    def test_a_list_of_operations_is_committed_atomically(self, server: Any, name: str) -> None:
+    def test_a_list_of_operations_is_committed_atomically(self, server: Server, name: str) -> None:
         server.post("/v1/worlds", {"world": name})
         server.post("/v1/queue/enqueue", {"queue": name, "payload": 1})
         message = receive(server, name)
@@ -131,14 +131,14 @@ class TestAtomic:
             ("nothing", "invalid_body"),
         ],
     )
-    def test_invalid_requests_have_specific_codes(self, server: Any, body: Any, code: str) -> None:
+    def test_invalid_requests_have_specific_codes(self, server: Server, body: Any, code: str) -> None:
         answer = server.post("/v1/atomic", body)
         assert (answer.status, answer.code) == (400, code)
 
 
 class TestIdempotency:
     @pytest.mark.parametrize("as_header", [True, False])
-    def test_the_same_key_twice_enqueues_one_message(self, server: Any, name: str, as_header: bool) -> None:
+    def test_the_same_key_twice_enqueues_one_message(self, server: Server, name: str, as_header: bool) -> None:
         body: dict[str, Any] = {"queue": name, "payload": 1}
         headers = {"Idempotency-Key": "k-1"} if as_header else {}
         if not as_header:
@@ -147,7 +147,7 @@ class TestIdempotency:
         assert first["message_id"] == second["message_id"]
         assert server.get(f"/v1/queues/{name}").json()["put_total"] == 1
 
-    def test_a_repeated_write_gets_the_same_response(self, server: Any, name: str) -> None:
+    def test_a_repeated_write_gets_the_same_response(self, server: Server, name: str) -> None:
         headers = {"Idempotency-Key": "once"}
         server.post("/v1/worlds", {"world": name})
         body = {"entries": [1], "expected_head": 0}
@@ -157,7 +157,7 @@ class TestIdempotency:
         first, second = (server.post("/v1/state/update", {"key": name, "value": 1}, **headers).json() for _ in range(2))
         assert first == second
 
-    def test_another_body_with_the_same_key_is_refused(self, server: Any, name: str) -> None:
+    def test_another_body_with_the_same_key_is_refused(self, server: Server, name: str) -> None:
         """As in the IETF draft: returning the first response would report a write that did not happen."""
         headers = {"Idempotency-Key": "once"}
         first = server.post("/v1/queue/enqueue", {"queue": name, "payload": 1}, **headers).json()
@@ -169,18 +169,18 @@ class TestIdempotency:
         for value, code in ((1, 201), (1, 201), (2, 422)):
             assert server.ask("PUT", f"/v1/state/{name}", value, **headers).status == code
 
-    def test_one_key_for_two_queues_enqueues_two_messages(self, server: Any, name: str) -> None:
+    def test_one_key_for_two_queues_enqueues_two_messages(self, server: Server, name: str) -> None:
         for queue in (name, f"{name}-b"):
             server.post("/v1/queue/enqueue", {"queue": queue, "payload": 1}, Idempotency_Key="same")
             assert server.get(f"/v1/queues/{queue}").json()["put_total"] == 1
 
-    def test_concurrent_requests_with_one_key_enqueue_one_message(self, server: Any, name: str) -> None:
+    def test_concurrent_requests_with_one_key_enqueue_one_message(self, server: Server, name: str) -> None:
         body = {"queue": name, "payload": 1}
         with ThreadPoolExecutor(8) as pool:
             sent = [pool.submit(server.post, "/v1/queue/enqueue", body, Idempotency_Key="race") for _ in range(16)]
             assert len({each.result().json()["message_id"] for each in sent}) == 1
 
-    def test_a_repeated_dequeue_gets_the_same_leases(self, server: Any, name: str) -> None:
+    def test_a_repeated_dequeue_gets_the_same_leases(self, server: Server, name: str) -> None:
         for payload in range(3):
             server.post("/v1/queue/enqueue", {"queue": name, "payload": payload})
         body = {"queue": name, "owner": "ada", "wait_seconds": -1, "page_size": 2}
@@ -194,19 +194,17 @@ class TestIdempotency:
         other = server.post("/v1/queue/dequeue", {**body, "page_size": 3}, Idempotency_Key="d")
         assert (other.status, other.code) == (422, "idempotency_key_reused")
 
-    def test_a_repeated_waiting_dequeue_gets_the_same_leases(self, server: Any, name: str) -> None:
+    def test_a_repeated_waiting_dequeue_gets_the_same_leases(self, server: Server, name: str) -> None:
         body = {"queue": name, "owner": "ada", "wait_seconds": 20}
         with ThreadPoolExecutor(2) as pool:
             waiting = [pool.submit(server.post, "/v1/queue/dequeue", body, Idempotency_Key="d") for _ in range(2)]
-            deadline = time.monotonic() + 60
-            while server.get(f"/v1/queues/{name}").json()["waiting_consumers"] < 2:
-                assert time.monotonic() < deadline, "the consumers did not start waiting"
+            eventually(lambda: server.get(f"/v1/queues/{name}").json()["waiting_consumers"] == 2)
             server.post("/v1/queue/enqueue", {"queue": name, "payload": 1})
-            first, second = (each.result(30).json()["messages"] for each in waiting)
+            first, second = (each.result().json()["messages"] for each in waiting)
         assert first == second
         assert server.post("/v1/queue/ack", lease(first[0])).status == 200
 
-    def test_a_subscription_ignores_the_key(self, server: Any, name: str) -> None:
+    def test_a_subscription_ignores_the_key(self, server: Server, name: str) -> None:
         """A subscription makes many receive calls, which must not share one key."""
         for payload in range(3):
             server.post("/v1/queue/enqueue", {"queue": name, "payload": payload})
@@ -215,14 +213,14 @@ class TestIdempotency:
         found = [json.loads(line) for line in lines]
         assert [each["data"]["payload"] for each in found if each["event"] == "message"] == [0, 1, 2]
 
-    def test_a_repeated_acquire_gets_the_same_lease(self, server: Any, name: str) -> None:
+    def test_a_repeated_acquire_gets_the_same_lease(self, server: Server, name: str) -> None:
         body = {"key": name, "owner": "ada", "ttl_seconds": 60}
         first, second = (server.post("/v1/lease/acquire", body, Idempotency_Key="l").json() for _ in range(2))
         assert first == second
         assert server.post("/v1/lease/acquire", body).json()["fence"] == 2
         assert server.post("/v1/lease/acquire", body, Idempotency_Key="l").code == "lease_expired"
 
-    def test_repeated_entity_writes_are_executed_once(self, server: Any, name: str) -> None:
+    def test_repeated_entity_writes_are_executed_once(self, server: Server, name: str) -> None:
         path, headers = f"/v1/entities/task/{name}", {"Idempotency-Key": "e"}
         for _ in range(2):
             put = server.ask("PUT", path, {"fields": {"n": 1}}, If_None_Match="*", **headers)
@@ -237,7 +235,7 @@ class TestIdempotency:
         assert len(server.get(path + "/history").json()["changes"]) == 4
         assert server.ask("PATCH", path, {"fields": {"n": 5}}, **headers).code == "idempotency_key_reused"
 
-    def test_a_repeated_atomic_list_is_committed_once(self, server: Any, name: str) -> None:
+    def test_a_repeated_atomic_list_is_committed_once(self, server: Server, name: str) -> None:
         server.post("/v1/worlds", {"world": name})
         operations = [
             {"op": "queues.put", "queue": name, "messages": [{"payload": {"n": 1}}]},
@@ -249,7 +247,7 @@ class TestIdempotency:
         assert server.get(f"/v1/queues/{name}").json()["put_total"] == 1
         assert server.post("/v1/atomic", operations).code == "head_advanced"
 
-    def test_repeated_multi_commit_operations_are_executed_once(self, server: Any, name: str) -> None:
+    def test_repeated_multi_commit_operations_are_executed_once(self, server: Server, name: str) -> None:
         for _ in range(2):
             server.post("/v1/queue/enqueue", {"queue": name, "payload": 1})
             message = server.post("/v1/queue/dequeue", {"queue": name, "owner": "ada"}).json()["messages"][0]
@@ -270,7 +268,7 @@ class TestIdempotency:
         assert server.post(f"/v1/worlds/{name}/snapshots", snapshot, **headers).json() == first.json()
 
     @pytest.mark.parametrize("op", ["queues.receive", "leases.acquire", "queues.put"])
-    def test_generic_calls_support_idempotency_keys(self, server: Any, name: str, op: str) -> None:
+    def test_generic_calls_support_idempotency_keys(self, server: Server, name: str, op: str) -> None:
         body = {
             "queues.receive": {"queue": name, "owner": "ada"},
             "leases.acquire": {"key": name, "owner": "ada"},
@@ -280,14 +278,14 @@ class TestIdempotency:
         first, second = (server.post("/v1/call", {"op": op, **body}, Idempotency_Key="c").json() for _ in range(2))
         assert first == second
 
-    def test_an_invalid_idempotency_key_is_refused(self, server: Any, name: str) -> None:
+    def test_an_invalid_idempotency_key_is_refused(self, server: Server, name: str) -> None:
         body = {"queue": name, "payload": 1}
         assert server.post("/v1/queue/enqueue", body, Idempotency_Key="").code == "invalid_idempotency_key"
         assert server.post("/v1/queue/enqueue", body, Idempotency_Key="x" * 256).code == "invalid_idempotency_key"
 
 
 class TestMiddleware:
-    def test_a_correlation_id_is_stored_with_the_message(self, server: Any, name: str) -> None:
+    def test_a_correlation_id_is_stored_with_the_message(self, server: Server, name: str) -> None:
         put = server.post("/v1/queue/enqueue", {"queue": name, "payload": 1}, X_Correlation_Id="req 7/é"[:5])
         assert put.headers["x-correlation-id"] == "req 7"
         answer = server.post("/v1/queue/dequeue", {"queue": name, "owner": "ada"}, X_Correlation_Id="another")
@@ -298,20 +296,20 @@ class TestMiddleware:
             assert server.post("/v1/queue/ack", lease(message)).json()["correlation_id"] == "req 7"
 
     @pytest.mark.parametrize("given", ["", "x" * 129, "tab\there", "\xe9"])
-    def test_an_invalid_correlation_id_is_replaced(self, server: Any, given: str) -> None:
+    def test_an_invalid_correlation_id_is_replaced(self, server: Server, given: str) -> None:
         answer = server.get("/v1/queues", X_Correlation_Id=given)
         assert answer.headers["x-correlation-id"] not in ("", given)
 
-    def test_an_error_has_the_correlation_id_of_the_request(self, server: Any) -> None:
+    def test_an_error_has_the_correlation_id_of_the_request(self, server: Server) -> None:
         answer = server.get("/v1/worlds/none", X_Correlation_Id="mine")
         assert (answer.code, answer.json()["correlation_id"]) == ("world_not_found", "mine")
 
-    def test_a_trace_context_is_returned(self, server: Any) -> None:
+    def test_a_trace_context_is_returned(self, server: Server) -> None:
         trace = f"00-{'a' * 32}-{'b' * 16}-01"
         assert server.get("/v1/queues", traceparent=trace).headers["traceparent"] == trace
         assert server.get("/v1/queues", traceparent="00-no").headers["traceparent"] is None
 
-    def test_unknown_paths_are_404_and_unknown_methods_405(self, server: Any) -> None:
+    def test_unknown_paths_are_404_and_unknown_methods_405(self, server: Server) -> None:
         assert server.get("/v1/nothing").code == "not_found"
         assert server.get("/v1/worlds/").status == 404
         answer = server.ask("PATCH", "/v1/worlds")
@@ -319,13 +317,13 @@ class TestMiddleware:
         assert {"GET", "POST"} <= set(answer.headers["allow"].split(", "))
 
     @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "application/xml", ""])
-    def test_other_media_types_are_refused(self, server: Any, kind: str) -> None:
+    def test_other_media_types_are_refused(self, server: Server, kind: str) -> None:
         headers = {"content_type": kind} if kind else {}
         for path in ("/v1/queue/enqueue", "/v1/worlds", "/v1/call", "/v1/state/update"):
             answer = server.post(path, b'{"queue":"q"}', **headers)
             assert (answer.status, answer.code) == (415, "invalid_content_type")
 
-    def test_an_unacceptable_media_type_is_refused_without_effect(self, server: Any, name: str) -> None:
+    def test_an_unacceptable_media_type_is_refused_without_effect(self, server: Server, name: str) -> None:
         answer = server.post("/v1/queue/enqueue", {"queue": name, "payload": 1}, accept="text/html, image/*")
         assert (answer.status, answer.code) == (406, "not_acceptable")
         assert server.get(f"/v1/queues/{name}").json()["put_total"] == 0
@@ -333,15 +331,15 @@ class TestMiddleware:
         assert server.get("/v1/queues", accept="application/json;q=0").status == 406
 
     @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000, b"null", b"3", b'{"queue": 1e999}'])
-    def test_invalid_json_is_refused(self, server: Any, body: bytes) -> None:
+    def test_invalid_json_is_refused(self, server: Server, body: bytes) -> None:
         answer = server.post("/v1/queue/enqueue", body, content_type="application/json")
         assert answer.status == 400
 
-    def test_requests_of_other_origins_are_refused(self, server: Any) -> None:
+    def test_requests_of_other_origins_are_refused(self, server: Server) -> None:
         assert server.post("/v1/queues/q/purge", Origin="https://evil.example").code == "foreign_origin"
         assert server.post("/v1/queues/q/purge", Origin=server.url).status == 200
 
-    def test_an_oversized_body_is_refused_before_it_is_read(self, server: Any) -> None:
+    def test_an_oversized_body_is_refused_before_it_is_read(self, server: Server) -> None:
         with server.raw() as connection:
             connection.sendall(
                 b"POST /v1/queue/enqueue HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -357,7 +355,7 @@ class TestStream:
     """`/v1/stream` as docs/protocol.md describes it, with a MessagePack library only."""
 
     @contextmanager
-    def open(self, server: Any, **headers: str) -> Iterator[Any]:
+    def open(self, server: Server, **headers: str) -> Iterator[Any]:
         with connect(f"ws://127.0.0.1:{server.port}/v1/stream", additional_headers=headers, proxy=None) as socket:
             socket.send(msgspec.msgpack.encode([1, "session"]))
             assert msgspec.msgpack.decode(socket.recv())[:2] == [1, "session"]
@@ -370,7 +368,7 @@ class TestStream:
             replies += msgspec.msgpack.decode(socket.recv(5))
         return sorted(replies)
 
-    def test_replies_have_the_numbers_of_their_calls(self, server: Any, name: str) -> None:
+    def test_replies_have_the_numbers_of_their_calls(self, server: Server, name: str) -> None:
         with self.open(server) as socket:
             put = {"op": "queues.put", "queue": name, "messages": [{"payload": b"hi"}]}
             wrong = {"op": "worlds.describe", "world": "unknown"}
@@ -380,7 +378,7 @@ class TestStream:
             assert replies[1][2]["code"] == "world_not_found"
             assert replies[2][1]["messages"][0]["payload"] == b"hi"
 
-    def test_a_repeated_call_is_executed_once(self, server: Any, name: str) -> None:
+    def test_a_repeated_call_is_executed_once(self, server: Server, name: str) -> None:
         put = {"op": "queues.put", "queue": name, "messages": [{"payload": b"hi"}]}
         with self.open(server) as socket:
             [first] = self.call(socket, [0, put, f"key-{name}", False])
@@ -391,14 +389,14 @@ class TestStream:
     @pytest.mark.parametrize(
         "frame", [[[0, {"op": "nothing"}]], [[0, {"op": "queues.list", "x": 1}]], ["0"], {"a": 1}, "text"], ids=range(5)
     )
-    def test_an_invalid_frame_closes_the_connection(self, server: Any, frame: Any) -> None:
+    def test_an_invalid_frame_closes_the_connection(self, server: Server, frame: Any) -> None:
         with self.open(server) as socket, pytest.raises(ConnectionClosed) as closed:
             socket.send(frame if isinstance(frame, str) else msgspec.msgpack.encode(frame))
             socket.recv(5)
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 1002
 
-    def test_streams_of_other_origins_and_without_tokens_are_refused(self, server: Any, strict: Any) -> None:
+    def test_streams_of_other_origins_and_without_tokens_are_refused(self, server: Server, strict: Any) -> None:
         for refused, headers in ((server, {"Origin": "https://evil.example"}), (strict, {})):
             with pytest.raises(InvalidStatus) as status, self.open(refused, **headers):
                 pass
@@ -435,7 +433,7 @@ HOSTILE: list[tuple[str, str, Any]] = [
 
 
 @pytest.mark.parametrize(("method", "path", "body"), HOSTILE, ids=range(len(HOSTILE)))
-def test_hostile_input_is_a_client_error(server: Any, method: str, path: str, body: Any) -> None:
+def test_hostile_input_is_a_client_error(server: Server, method: str, path: str, body: Any) -> None:
     answer = server.ask(method, path, body)
     assert 400 <= answer.status < 500, answer
     assert answer.code

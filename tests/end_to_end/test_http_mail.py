@@ -4,20 +4,19 @@ import asyncio
 import base64
 from collections.abc import Iterator
 from itertools import count
-from typing import Any
 
 import pytest
 
 import fastness
 from fastness.errors import MailboxFull, MailboxTaken, SenderBlocked
 from fastness.wire.mail import MailPolicy
-from tests.support.http_server import serving
+from tests.support.http_server import Server, serving
 
 _names = count()
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with serving(f"dir:{tmp_path_factory.mktemp('data')}") as running:
         yield running
 
@@ -32,7 +31,7 @@ def text(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def test_mail_goes_from_sender_to_reader_and_back_as_receipts(server: Any, name: str) -> None:
+def test_mail_goes_from_sender_to_reader_and_back_as_receipts(server: Server, name: str) -> None:
     sent = server.post("/v1/mail/send", {"sender": "ada", "mails": [{"to": name, "body": text(b"hello"), "id": name}]})
     assert sent.status == 200, sent
     assert sent.json()["mails"] == [{"id": name, "durability": "critical", "duplicate": False}]
@@ -45,21 +44,21 @@ def test_mail_goes_from_sender_to_reader_and_back_as_receipts(server: Any, name:
     assert [each["state"] for each in receipts if each["id"] == name] == ["stored", "delivered", "confirmed"]
 
 
-def test_each_mail_of_a_batch_has_its_own_result(server: Any, name: str) -> None:
+def test_each_mail_of_a_batch_has_its_own_result(server: Server, name: str) -> None:
     mails = [{"to": name}, {"to": "no such name"}, {"to": name, "body": text(b"x" * 65_537)}, {"to": name}]
     answer = server.post("/v1/mail/send", {"sender": "ada", "mails": mails})
     assert [each.get("code") for each in answer.json()["mails"]] == [None, "invalid_name", "payload_too_large", None]
     assert server.get(f"/v1/mailboxes/{name}").json()["pending"] == 2
 
 
-def test_a_repeated_send_with_the_same_key_is_stored_once(server: Any, name: str) -> None:
+def test_a_repeated_send_with_the_same_key_is_stored_once(server: Server, name: str) -> None:
     body = {"sender": "ada", "mails": [{"to": name, "body": text(b"once")}]}
     answers = [server.post("/v1/mail/send", body, idempotency_key=f"key-{name}") for _ in range(2)]
     assert answers[0].json() == answers[1].json()
     assert server.get(f"/v1/mailboxes/{name}").json()["pending"] == 1
 
 
-def test_blocks_policies_and_agents_are_managed_over_http(server: Any, name: str) -> None:
+def test_blocks_policies_and_agents_are_managed_over_http(server: Server, name: str) -> None:
     assert server.post(f"/v1/mailboxes/{name}/blocks", {"sender": "eve"}).status == 200
     assert server.get(f"/v1/mailboxes/{name}/blocks").json() == {"addresses": ["eve@main"]}
     refused = server.post("/v1/mail/send", {"sender": "eve", "mails": [{"to": name}]}).json()["mails"][0]
@@ -72,7 +71,7 @@ def test_blocks_policies_and_agents_are_managed_over_http(server: Any, name: str
     assert server.ask("PUT", f"/v1/agents/{name}", {"public_key": text(b"x" * 32)}).json()["code"] == "agent_exists"
 
 
-async def test_a_remote_reader_receives_and_confirms_mail(server: Any, name: str) -> None:
+async def test_a_remote_reader_receives_and_confirms_mail(server: Server, name: str) -> None:
     async with fastness.connect_async(server.url) as ours, fastness.connect_async(server.url) as theirs:
         seen: list[int] = []
 
@@ -91,7 +90,7 @@ async def test_a_remote_reader_receives_and_confirms_mail(server: Any, name: str
         assert await ours.mailbox(name).count() == 1
 
 
-async def test_the_last_subscriber_becomes_the_reader(server: Any, name: str) -> None:
+async def test_the_last_subscriber_becomes_the_reader(server: Server, name: str) -> None:
     async with fastness.connect_async(server.url) as first, fastness.connect_async(server.url) as second:
         old = aiter(first.mailbox(name).subscribe())
         waiting = asyncio.ensure_future(anext(old))
@@ -106,7 +105,7 @@ async def test_the_last_subscriber_becomes_the_reader(server: Any, name: str) ->
         await new.aclose()
 
 
-def test_errors_have_the_same_types_over_the_network(server: Any, name: str) -> None:
+def test_errors_have_the_same_types_over_the_network(server: Server, name: str) -> None:
     with fastness.connect(server.url, universe=name) as plane:
         plane.set_mail_policy(MailPolicy(pending_max=1))
         plane.mailbox("ada").send("bob", 1)

@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import json
-import time
 from collections.abc import Iterator
 from itertools import count
 from typing import Any
@@ -14,14 +13,15 @@ import fastness
 from fastness.errors import NotEmbedded
 from fastness.kv.formats import FORMAT
 from fastness.server.http.routes import ENDPOINTS
-from tests.support.http_server import serving
+from tests.end_to_end.http_helpers import server_ms
+from tests.support.http_server import Server, serving
 
 MEGABYTE = 1_048_576
 _names = count()
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with serving(f"dir:{tmp_path_factory.mktemp('data')}", heartbeat_seconds=0.5, watch_seconds=0.05) as running:
         yield running
 
@@ -32,7 +32,7 @@ def name() -> str:
     return f"test-{next(_names)}"
 
 
-def test_the_version_and_identity_of_the_plane_are_shown(server: Any) -> None:
+def test_the_version_and_identity_of_the_plane_are_shown(server: Server) -> None:
     status = server.get("/v1/plane").json()
     assert (status["version"], status["data_format"], status["cause"]) == (fastness.__version__, FORMAT, "created")
     with fastness.connect(server.url) as plane:
@@ -42,7 +42,7 @@ def test_the_version_and_identity_of_the_plane_are_shown(server: Any) -> None:
 
 
 class TestQueues:
-    def test_a_queue_is_inspected_and_administered(self, server: Any, name: str) -> None:
+    def test_a_queue_is_inspected_and_administered(self, server: Server, name: str) -> None:
         server.post("/v1/queue/enqueue", {"queue": name, "payload": {"n": 1}})
         assert name in server.get("/v1/queues?limit=10000").json()["names"]
         assert server.get(f"/v1/queues/{name}").json()["ready"] == 1
@@ -56,7 +56,7 @@ class TestQueues:
         assert server.get(f"/v1/queues/{name}/policy").json() == policy
         assert server.post(f"/v1/queues/{name}/purge").json() == {"count": 1}
 
-    def test_leased_messages_are_listed_in_pages(self, server: Any, name: str) -> None:
+    def test_leased_messages_are_listed_in_pages(self, server: Server, name: str) -> None:
         server.post("/v1/queue/enqueue", {"queue": name, "messages": [{"payload": n} for n in range(3)]})
         body = {"queue": name, "owner": "ada", "wait_seconds": -1, "page_size": 3, "txn_id": "t"}
         messages = server.post("/v1/queue/dequeue", body).json()["messages"]
@@ -73,7 +73,7 @@ class TestQueues:
         assert server.get(f"/v1/queues/{name}/leased?limit=0").code == "invalid_argument"
         assert server.get(f"/v1/queues/{name}/leased?after=nonsense").code == "invalid_argument"
 
-    def test_a_queue_is_deleted(self, server: Any, name: str) -> None:
+    def test_a_queue_is_deleted(self, server: Server, name: str) -> None:
         server.post("/v1/queue/enqueue", {"queue": name, "messages": [{"payload": n} for n in range(3)]})
         server.post("/v1/queue/dequeue", {"queue": name, "owner": "ada", "wait_seconds": -1})
         refused = server.ask("DELETE", f"/v1/queues/{name}")
@@ -84,10 +84,11 @@ class TestQueues:
         assert name not in server.get("/v1/queues?limit=10000").json()["names"]
         assert server.ask("DELETE", f"/v1/queues/{name}").json() == {"count": 0}
 
-    def test_schedules_are_created_listed_and_removed(self, server: Any, name: str) -> None:
+    def test_schedules_are_created_listed_and_removed(self, server: Server, name: str) -> None:
         body = {"cron": "0 4 * * *", "message": {"payload": {"job": "backup"}}}
+        before_ms = server_ms(server)
         schedule = server.ask("PUT", f"/v1/queues/{name}/schedules/nightly", body).json()
-        assert schedule["next_ms"] > time.time() * 1_000
+        assert schedule["next_ms"] > before_ms
         [found] = server.get(f"/v1/queues/{name}/schedules").json()["schedules"]
         assert found["message"]["payload"] == {"job": "backup"}
         assert server.ask("DELETE", f"/v1/queues/{name}/schedules/nightly").json() == {"count": 1}
@@ -109,14 +110,14 @@ class TestQueues:
         ],
     )
     def test_invalid_requests_have_specific_codes(
-        self, server: Any, method: str, path: str, body: Any, code: str
+        self, server: Server, method: str, path: str, body: Any, code: str
     ) -> None:
         answer = server.ask(method, path, body)
         assert (answer.status, answer.code) == (400, code)
 
 
 class TestLeases:
-    def test_a_lease_is_acquired_extended_checked_and_released(self, server: Any, name: str) -> None:
+    def test_a_lease_is_acquired_extended_checked_and_released(self, server: Server, name: str) -> None:
         granted = server.post("/v1/lease/acquire", {"key": name, "owner": "ada", "ttl_seconds": 5}).json()
         held = server.post("/v1/lease/acquire", {"key": name, "owner": "bob"})
         assert (held.status, held.code) == (409, "lease_held")
@@ -146,13 +147,13 @@ class TestLeases:
             ("describe", {}, "missing_fields"),
         ],
     )
-    def test_invalid_requests_have_specific_codes(self, server: Any, path: str, body: Any, code: str) -> None:
+    def test_invalid_requests_have_specific_codes(self, server: Server, path: str, body: Any, code: str) -> None:
         answer = server.post(f"/v1/lease/{path}", body)
         assert (answer.status, answer.code) == (400, code)
 
 
 class TestStates:
-    def test_a_document_is_written_read_and_removed(self, server: Any, name: str) -> None:
+    def test_a_document_is_written_read_and_removed(self, server: Server, name: str) -> None:
         etag = server.post("/v1/state/update", {"key": name, "value": {"a": [1, None]}}).json()["etag"]
         found = server.post("/v1/state/get", {"key": name}).json()["state"]
         assert (found["value"], found["etag"], found["version"]) == ({"a": [1, None]}, etag, 1)
@@ -162,7 +163,7 @@ class TestStates:
         assert server.post("/v1/state/remove", {"key": name, "if_match": etag}).json() == {"removed": True}
         assert server.post("/v1/state/get", {"key": name}).json() == {"state": None}
 
-    def test_a_document_is_a_resource_with_an_etag(self, server: Any, name: str) -> None:
+    def test_a_document_is_a_resource_with_an_etag(self, server: Server, name: str) -> None:
         path = f"/v1/state/{name}/with/slashes"
         assert server.get(path).status == 404
         made = server.ask("PUT", path, {"n": 1}, If_None_Match="*")
@@ -179,7 +180,7 @@ class TestStates:
         assert server.ask("DELETE", path, If_Match=got.headers["etag"]).status == 412
         assert server.ask("DELETE", path, If_Match=changed.headers["etag"]).json() == {"removed": True}
 
-    def test_a_document_keeps_its_correlation_id_unless_one_is_sent(self, server: Any, name: str) -> None:
+    def test_a_document_keeps_its_correlation_id_unless_one_is_sent(self, server: Server, name: str) -> None:
         def correlation_id() -> Any:
             return server.post("/v1/state/get", {"key": name}).json()["state"]["correlation_id"]
 
@@ -191,7 +192,7 @@ class TestStates:
         server.ask("PUT", f"/v1/state/{name}", 4, X_Correlation_Id="")
         assert correlation_id() == "sent"
 
-    def test_numbers_that_json_lacks_are_text(self, server: Any, name: str) -> None:
+    def test_numbers_that_json_lacks_are_text(self, server: Server, name: str) -> None:
         """Other clients can store them, because CBOR has them. JSON would show them as null."""
         with fastness.connect(server.url) as plane:
             plane.state(name).update({"high": [float("inf"), float("-inf")], "none": float("nan")})
@@ -200,7 +201,7 @@ class TestStates:
         assert server.get(f"/v1/entities/measure/{name}").json()["fields"] == {"value": "NaN"}
         assert server.ask("PUT", f"/v1/state/{name}", b"NaN", content_type="application/json").code == "invalid_body"
 
-    def test_a_leased_key_rejects_writes_of_others(self, server: Any, name: str) -> None:
+    def test_a_leased_key_rejects_writes_of_others(self, server: Server, name: str) -> None:
         granted = server.post("/v1/lease/acquire", {"key": name, "owner": "ada"}).json()
         refused = server.ask("PUT", f"/v1/state/{name}", 1)
         assert (refused.status, refused.code) == (403, "lease_required")
@@ -209,7 +210,7 @@ class TestStates:
         assert server.ask("DELETE", f"/v1/state/{name}", **(proof | {"X-Fence": "0"})).code == "fencing_mismatch"
         assert server.ask("PUT", f"/v1/state/{name}", 1, X_Lease_Id="x").code == "invalid_argument"
 
-    def test_the_holder_of_a_key_with_capitals_writes_its_state(self, server: Any, name: str) -> None:
+    def test_the_holder_of_a_key_with_capitals_writes_its_state(self, server: Server, name: str) -> None:
         key = f"{name}/LockB:1@x+y=z"
         granted = server.post("/v1/lease/acquire", {"key": key, "owner": "ada"}).json()
         proof = {"X-Lease-Id": granted["lease_id"], "X-Fence": str(granted["fence"])}
@@ -217,7 +218,7 @@ class TestStates:
         assert server.get(f"/v1/state/{key}").json() == 1
         assert server.get(f"/v1/state/{key.lower()}").status == 404
 
-    def test_universes_are_isolated_whether_named_by_header_query_or_body(self, server: Any, name: str) -> None:
+    def test_universes_are_isolated_whether_named_by_header_query_or_body(self, server: Server, name: str) -> None:
         server.ask("PUT", f"/v1/state/{name}", "there", X_Fastness_Universe="elsewhere")
         assert server.get(f"/v1/state/{name}").status == 404
         assert server.get(f"/v1/state/{name}?universe=elsewhere").json() == "there"
@@ -225,24 +226,24 @@ class TestStates:
         assert found["state"]["value"] == "there"
 
     @pytest.mark.parametrize("key", ["a%20b", "a%2F%2Fb", "%00", "a/%0A", "%E2%98%83", "a" * 300, "a%3Fb%3D%27"])
-    def test_an_invalid_key_is_refused(self, server: Any, key: str) -> None:
+    def test_an_invalid_key_is_refused(self, server: Server, key: str) -> None:
         assert server.get(f"/v1/state/{key}").code == "invalid_name"
         assert server.ask("PUT", f"/v1/state/{key}", 1).code == "invalid_name"
 
-    def test_relative_paths_are_not_names(self, server: Any) -> None:
+    def test_relative_paths_are_not_names(self, server: Server) -> None:
         assert server.ask("PUT", "/v1/state/..%2f..%2fetc/passwd", 1).code == "invalid_name"
         assert server.get("/v1/state/../../etc/passwd").code == "invalid_name"
         assert server.get("/v1/blobs/..%2f..%2fetc%2fpasswd").status == 404
         assert server.get("/v1/blobs/..").code == "invalid_argument"
 
-    def test_a_malformed_etag_is_refused(self, server: Any, name: str) -> None:
+    def test_a_malformed_etag_is_refused(self, server: Server, name: str) -> None:
         assert server.ask("PUT", f"/v1/state/{name}", 1, If_Match="bare").code == "invalid_etag"
         assert server.ask("PUT", f"/v1/state/{name}", 1, If_Match='W/"weak"').code == "invalid_etag"
         assert server.ask("PUT", f"/v1/state/{name}", 1, If_None_Match='"x"').code == "invalid_etag"
 
 
 class TestEntities:
-    def test_an_entity_is_created_changed_and_deleted(self, server: Any, name: str) -> None:
+    def test_an_entity_is_created_changed_and_deleted(self, server: Server, name: str) -> None:
         path = f"/v1/entities/task/{name}"
         assert server.get(path).status == 404
         assert server.ask("PUT", path, {"fields": {"status": "new"}}).status == 428
@@ -263,7 +264,7 @@ class TestEntities:
         assert server.ask("DELETE", path).status == 200
         assert server.get(path).status == 404
 
-    def test_best_effort_values_are_read_on_request(self, server: Any, name: str) -> None:
+    def test_best_effort_values_are_read_on_request(self, server: Server, name: str) -> None:
         path = f"/v1/entities/task/{name}"
         assert server.ask("PATCH", path, {"fields": {"ml_score": 0.5}}).json()["versions"] == [None]
         assert server.get(path).status == 404
@@ -278,7 +279,7 @@ class TestEntities:
         page = server.get("/v1/entities/task?limit=1000&best_effort=true").json()["entities"]
         assert [each["fields"] for each in page if each["id"] == name and each["best_effort"]] == [{"status": "new"}]
 
-    def test_a_transaction_changes_all_entities_or_none(self, server: Any, name: str) -> None:
+    def test_a_transaction_changes_all_entities_or_none(self, server: Server, name: str) -> None:
         writes = [{"kind": "task", "id": f"{name}-{n}", "fields": {"status": n}} for n in range(2)]
         assert server.post("/v1/entities/transaction", {"writes": writes}).json()["versions"] == [1, 1]
         seen = [{"kind": "task", "id": f"{name}-0", "version": 5}]
@@ -297,14 +298,14 @@ class TestEntities:
         ],
     )
     def test_invalid_requests_have_specific_codes(
-        self, server: Any, method: str, path: str, body: Any, code: str
+        self, server: Server, method: str, path: str, body: Any, code: str
     ) -> None:
         answer = server.ask(method, path, body)
         assert (answer.status, answer.code) == (400, code)
 
 
 class TestEffects:
-    def test_an_effect_is_claimed_failed_and_completed(self, server: Any, name: str) -> None:
+    def test_an_effect_is_claimed_failed_and_completed(self, server: Server, name: str) -> None:
         server.ask("PUT", f"/v1/worlds/{name}")
         hash = base64.b64encode(b"intent").decode()
         effect = {"kind": name, "intent_hash": hash, "params": base64.b64encode(b"{}").decode()}
@@ -339,7 +340,7 @@ class TestEffects:
 
 
 class TestWorlds:
-    def test_a_world_goes_through_its_lifecycle(self, server: Any, name: str) -> None:
+    def test_a_world_goes_through_its_lifecycle(self, server: Server, name: str) -> None:
         path = f"/v1/worlds/{name}"
         assert server.get(path).code == "world_not_found"
         assert server.ask("PUT", path).status == 201
@@ -408,14 +409,14 @@ class TestWorlds:
         ],
     )
     def test_invalid_requests_have_specific_codes(
-        self, server: Any, method: str, path: str, body: Any, code: str
+        self, server: Server, method: str, path: str, body: Any, code: str
     ) -> None:
         answer = server.ask(method, path, body)
         assert (answer.status, answer.code) == (400, code)
 
 
 class TestActivity:
-    def test_records_are_logged_and_read(self, server: Any, name: str) -> None:
+    def test_records_are_logged_and_read(self, server: Server, name: str) -> None:
         body = {"session": name, "records": [{"n": 1}, {"n": 2}]}
         logged = server.post("/v1/activity", body)
         assert (logged.status, logged.json()) == (202, {"durability": "best_effort"})
@@ -433,11 +434,11 @@ class TestActivity:
             ({"records": [{}]}, "missing_fields"),
         ],
     )
-    def test_invalid_requests_have_specific_codes(self, server: Any, body: Any, code: str) -> None:
+    def test_invalid_requests_have_specific_codes(self, server: Server, body: Any, code: str) -> None:
         answer = server.post("/v1/activity", body)
         assert (answer.status, answer.code) == (400, code)
 
-    def test_an_invalid_position_is_refused(self, server: Any) -> None:
+    def test_an_invalid_position_is_refused(self, server: Server) -> None:
         assert server.get("/v1/activity?after=nowhere").code == "invalid_argument"
 
 
@@ -445,13 +446,13 @@ class TestBlobs:
     DATA = hashlib.shake_256(b"blob").digest(3 * MEGABYTE + 17)
 
     @pytest.fixture
-    def path(self, server: Any) -> str:
+    def path(self, server: Server) -> str:
         answer = server.post("/v1/blobs", self.DATA)
         assert answer.status == 201
         assert answer.json() == {"hash": hashlib.sha256(self.DATA).hexdigest(), "size": len(self.DATA)}
         return str(answer.headers["location"])
 
-    def test_a_blob_is_read_in_full(self, server: Any, path: str) -> None:
+    def test_a_blob_is_read_in_full(self, server: Server, path: str) -> None:
         answer = server.get(path)
         assert answer.body == self.DATA
         assert answer.headers["etag"] == f'"{path.rpartition("/")[2]}"'
@@ -470,31 +471,31 @@ class TestBlobs:
             (f"bytes=5-{10**12}", 5, len(DATA)),
         ],
     )
-    def test_a_byte_range_is_read(self, server: Any, path: str, wanted: str, begin: int, end: int) -> None:
+    def test_a_byte_range_is_read(self, server: Server, path: str, wanted: str, begin: int, end: int) -> None:
         answer = server.get(path, Range=wanted)
         assert answer.status == 206
         assert answer.headers["content-range"] == f"bytes {begin}-{end - 1}/{len(self.DATA)}"
         assert answer.body == self.DATA[begin:end]
 
     @pytest.mark.parametrize("wanted", ["bytes=9-3", "lines=1-2", "bytes=0-1,5-6", "bytes=-", "bytes=a-b"])
-    def test_an_invalid_range_is_ignored(self, server: Any, path: str, wanted: str) -> None:
+    def test_an_invalid_range_is_ignored(self, server: Server, path: str, wanted: str) -> None:
         assert server.get(path, Range=wanted).status == 200
 
-    def test_a_range_after_the_end_is_refused(self, server: Any, path: str) -> None:
+    def test_a_range_after_the_end_is_refused(self, server: Server, path: str) -> None:
         answer = server.get(path, Range=f"bytes={len(self.DATA)}-")
         assert (answer.status, answer.code) == (416, "range_not_satisfiable")
         assert answer.headers["content-range"] == f"bytes */{len(self.DATA)}"
 
-    def test_a_range_with_another_etag_returns_the_whole_blob(self, server: Any, path: str) -> None:
+    def test_a_range_with_another_etag_returns_the_whole_blob(self, server: Server, path: str) -> None:
         assert server.get(path, Range="bytes=0-1", If_Range='"other"').status == 200
         assert server.get(path, Range="bytes=0-1", If_Range=f'"{path.rpartition("/")[2]}"').status == 206
 
-    def test_a_cached_blob_is_304_even_with_a_range(self, server: Any, path: str) -> None:
+    def test_a_cached_blob_is_304_even_with_a_range(self, server: Server, path: str) -> None:
         etag = f'"{path.rpartition("/")[2]}"'
         answer = server.get(path, Range="bytes=0-1", If_None_Match=etag)
         assert (answer.status, answer.body, answer.headers["etag"]) == (304, b"", etag)
 
-    def test_only_the_requested_range_is_read_from_disk(self, server: Any) -> None:
+    def test_only_the_requested_range_is_read_from_disk(self, server: Server) -> None:
         size = 64 * MEGABYTE
         path = server.post("/v1/blobs", bytes(size)).headers["location"]
         before = server.read_bytes()
@@ -504,14 +505,14 @@ class TestBlobs:
         assert len(server.get(path).body) == size
         assert server.read_bytes() - before > size  # Checks the measurement itself.
 
-    def test_a_chunked_upload_is_accepted(self, server: Any) -> None:
+    def test_a_chunked_upload_is_accepted(self, server: Server) -> None:
         connection = server.connect()
         connection.request("PUT", "/v1/blobs", iter([b"ab", b"cd"]), encode_chunked=True)
         response = connection.getresponse()
         assert json.loads(response.read())["hash"] == hashlib.sha256(b"abcd").hexdigest()
         connection.close()
 
-    def test_an_unknown_blob_is_not_found(self, server: Any) -> None:
+    def test_an_unknown_blob_is_not_found(self, server: Server) -> None:
         assert server.get(f"/v1/blobs/{'0' * 64}").code == "blob_not_found"
         assert server.get("/v1/blobs/short").code == "invalid_argument"
         assert server.ask("HEAD", f"/v1/blobs/{'0' * 64}").status == 404
@@ -533,7 +534,7 @@ CREATE_ONLY = {"/v1/worlds/{world}", "/v1/blobs", "/v1/blobs/{hash}/pin", "/v1/r
 
 
 @pytest.fixture(scope="module")
-def resources(server: Any) -> None:
+def resources(server: Server) -> None:
     server.post("/v1/worlds", {"world": "round-trip"})
     key = base64.b64encode(b"k" * 32).decode()
     for path, body in {
@@ -555,7 +556,7 @@ def resources(server: Any) -> None:
 
 
 class TestHosting:
-    def test_a_world_is_run_by_a_host(self, server: Any, name: str) -> None:
+    def test_a_world_is_run_by_a_host(self, server: Server, name: str) -> None:
         path = f"/v1/worlds/{name}"
         assert server.post("/v1/worlds", {"world": name, "program": name}).status == 201
         for number in range(2):
@@ -603,7 +604,7 @@ class TestHosting:
 class TestRoundTrips:
     """What a GET returns can be sent back with PUT."""
 
-    def read(self, server: Any, path: str) -> Any:
+    def read(self, server: Server, path: str) -> Any:
         listed, _, name = path.partition("/schedules/")
         if not name:
             return server.get(path).json()
@@ -616,7 +617,7 @@ class TestRoundTrips:
 
     @pytest.mark.usefixtures("resources")
     @pytest.mark.parametrize("path", ROUND_TRIPS.values())
-    def test_what_was_read_can_be_written_back_unchanged(self, server: Any, path: str) -> None:
+    def test_what_was_read_can_be_written_back_unchanged(self, server: Server, path: str) -> None:
         before = self.read(server, path)
         written = server.ask("PUT", path, before)
         assert written.status == 200, written
@@ -638,9 +639,9 @@ class TestRoundTrips:
             ("/v1/entities/task/round-trip", {"fields": {}, "version": 1, "expected_version": 2}),
         ],
     )
-    def test_a_body_of_another_resource_is_refused(self, server: Any, path: str, body: Any) -> None:
+    def test_a_body_of_another_resource_is_refused(self, server: Server, path: str, body: Any) -> None:
         assert server.ask("PUT", path, body).status == 400
 
-    def test_a_mail_policy_may_be_wrapped(self, server: Any) -> None:
+    def test_a_mail_policy_may_be_wrapped(self, server: Server) -> None:
         written = server.ask("PUT", "/v1/mail/policy", {"policy": {"pending_max": 800}})
         assert (written.status, written.json()["pending_max"]) == (200, 800)

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -21,6 +20,7 @@ from fastness.limits import NODE_GONE_SECONDS
 from fastness.testing.clock import ManualClock
 from fastness.wire.queues import NewMessage
 from tests.support.server_process import SECONDS_MAX, Server
+from tests.support.waiting import eventually
 
 Found = TypeVar("Found")
 JOBS = QueueKey("main", "jobs")
@@ -65,19 +65,10 @@ def cluster(postgres_url: str, tmp_path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
-def until(condition: Callable[[], Found | None], seconds: float = SECONDS_MAX) -> Found:
-    """What `condition` returns, once it is neither None nor False."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"still {found!r} after {seconds} s"
-        time.sleep(0.05)
-    return found
-
-
 def both(cluster: Cluster) -> Any:
     """The server with the maintenance lease, once both servers are listed."""
-    until(lambda: len(cluster.nodes()) == 2)
-    return until(cluster.holder)
+    eventually(lambda: len(cluster.nodes()) == 2)
+    return eventually(cluster.holder)
 
 
 def in_the_past(url: str, seconds: float) -> PostgresDatabase:
@@ -89,7 +80,7 @@ def _is_ready(stats: Callable[[], Any]) -> bool:
     return bool(stats().ready)
 
 
-def ready(server: Any) -> int:
+def ready(server: Server) -> int:
     with server.plane() as plane:
         return int(plane.queue("jobs").stats().ready)
 
@@ -119,8 +110,8 @@ def test_another_node_takes_over_from_one_that_was_killed_and_fires_a_schedule(c
     with in_the_past(cluster.url, 120) as database:
         message = NewMessage(b"now")
         database.transact(queues.set_schedule, JOBS, "report", cron="* * * * *", timezone="UTC", message=message)
-    until(lambda: ready(survivor))
-    assert until(cluster.holder) is survivor
+    eventually(lambda: ready(survivor))
+    assert eventually(cluster.holder) is survivor
     gone = next(node for node in cluster.nodes() if node["pid"] == killed_pid)
     assert gone["alive"]  # It could still be: its last heartbeat was a few seconds ago.
     with in_the_past(cluster.url, NODE_GONE_SECONDS) as database:
@@ -135,7 +126,7 @@ def test_a_node_that_stops_hands_the_periodic_work_over(cluster: Cluster) -> Non
     survivor = cluster.other(holder)
     holder.process.send_signal(signal.SIGTERM)
     assert holder.process.wait(SECONDS_MAX) == 0
-    assert until(cluster.holder) is survivor
+    assert eventually(cluster.holder) is survivor
     assert [node["address"] for node in cluster.nodes()] == [survivor.url]
 
 
@@ -150,7 +141,7 @@ def test_a_delayed_message_becomes_ready_whichever_node_is_on_duty(cluster: Clus
                 waiting.append(name)
     with holder.plane() as plane:
         for name in waiting:
-            until(partial(_is_ready, plane.queue(name).stats))
+            eventually(partial(_is_ready, plane.queue(name).stats))
 
 
 def test_a_paused_holder_loses_the_periodic_work_and_does_not_take_it_back(cluster: Cluster) -> None:
@@ -158,11 +149,11 @@ def test_a_paused_holder_loses_the_periodic_work_and_does_not_take_it_back(clust
     survivor = cluster.other(holder)
     holder.process.send_signal(signal.SIGSTOP)
     try:
-        until(lambda: cluster.holder() is survivor)
+        eventually(lambda: cluster.holder() is survivor)
     finally:
         holder.process.send_signal(signal.SIGCONT)
-    until(lambda: b"fastness_maintenance_holder 0.0" in holder.get("/metrics")[2])
+    eventually(lambda: b"fastness_maintenance_holder 0.0" in holder.get("/metrics")[2])
     with holder.plane() as plane:
         plane.queue("jobs").put({"n": 1}, delay_seconds=1)
-    until(lambda: ready(survivor))
+    eventually(lambda: ready(survivor))
     assert cluster.holder() is survivor

@@ -3,8 +3,7 @@
 import asyncio
 import re
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from fastness import Plane, Quota
 from fastness.errors import NotAllowed, QuotaExceeded
 from tests.support.relay_client import Agent, Refused
 from tests.support.server_process import SECONDS_MAX, Server
+from tests.support.waiting import eventually
 
 
 @pytest.fixture
@@ -34,14 +34,7 @@ def tenants(tmp_path: Path) -> Iterator[dict[str, Any]]:
         server.kill()
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + SECONDS_MAX
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
-
-
-def metrics_of(server: Any, token: str) -> dict[str, float]:
+def metrics_of(server: Server, token: str) -> dict[str, float]:
     status, _, text = server.get("/metrics", token=token)
     assert status == 200
     lines = re.findall(r"^(fastness_quota\w*(?:\{.*\})?) (\S+)$", text.decode(), re.MULTILINE)
@@ -76,7 +69,7 @@ def test_rates_connections_tokens_metrics_and_a_restart(tenants: dict[str, Any])
                 with pytest.raises(NotAllowed):
                     other.quotas.usage("shop")
             stack.close()
-            until(lambda: is_accepted(second), "a closed connection makes room")
+            eventually(lambda: is_accepted(second), "a closed connection makes room")
 
     with server.plane(operator, "shop") as plane:
         for _ in range(2):
@@ -101,7 +94,7 @@ def test_rates_connections_tokens_metrics_and_a_restart(tenants: dict[str, Any])
         again.kill()
 
 
-def initialize(server: Any, token: str) -> httpx2.Response:
+def initialize(server: Server, token: str) -> httpx2.Response:
     """Open a session of MCP."""
     about = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
     message = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": about}
@@ -127,7 +120,7 @@ def test_sessions_of_mcp_count_as_connections(tenants: dict[str, Any]) -> None:
         assert is_accepted(stream)
         assert initialize(server, shop).status_code == 429
         plane.tokens.revoke(shop)
-        until(lambda: plane.quotas.usage().connections == 0, "the sessions of a revoked token end")
+        eventually(lambda: plane.quotas.usage().connections == 0, "the sessions of a revoked token end")
 
 
 async def test_agents_of_the_relay_count_as_connections(tenants: dict[str, Any]) -> None:
@@ -143,11 +136,13 @@ async def test_agents_of_the_relay_count_as_connections(tenants: dict[str, Any])
             assert (await ada.send("bob@shop", b"x"))["type"] == "sent"
             async with Agent(server.url, "ada@shop", key=ada.key, token=shop):  # It replaces the first one.
                 await ada.until_closed()
-                await asyncio.to_thread(until, lambda: plane.quotas.usage().connections == 1, "the first one is gone")
+                await asyncio.to_thread(
+                    eventually, lambda: plane.quotas.usage().connections == 1, "the first one is gone"
+                )
             async with Agent(server.url, "eve@other", token=tenants["other"]):
                 pass
         usage = plane.quotas.usage
-        await asyncio.to_thread(until, lambda: usage().connections == 0, "a closed connection makes room")
+        await asyncio.to_thread(eventually, lambda: usage().connections == 0, "a closed connection makes room")
         async with Agent(server.url, "bob@shop", token=shop) as bob:
             assert len(await bob.get(1)) == 1
 
@@ -172,7 +167,7 @@ def test_two_servers_exceed_by_a_bounded_amount(postgres_url: str, tmp_path: Pat
             stack.callback(servers[-1].kill)
         planes = [stack.enter_context(server.plane(None, "shop")) for server in servers]
         planes[0].quotas.set("shop", Quota(messages=limit))
-        until(lambda: planes[1].quotas.usage().quota.messages == limit, "the other server knows the quota")
+        eventually(lambda: planes[1].quotas.usage().quota.messages == limit, "the other server knows the quota")
 
         def fill(number: int) -> None:
             queue = planes[number].queue(f"jobs-{number}")
@@ -188,7 +183,7 @@ def test_two_servers_exceed_by_a_bounded_amount(postgres_url: str, tmp_path: Pat
         assert stored == sum(accepted)
         assert limit <= stored <= 2 * limit, "each server accepts at most the quota by itself"
         for plane in planes:  # Both see all of it, and refuse more.
-            until(lambda plane=plane: plane.quotas.usage().messages == stored, "what both have stored")  # type: ignore[misc]
+            eventually(lambda plane=plane: plane.quotas.usage().messages == stored, "what both have stored")  # type: ignore[misc]
             by_one.append(is_put(plane.queue("jobs")))
         assert by_one == [False, False]
 

@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from base64 import urlsafe_b64encode
 from collections import Counter
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import pytest
 
 import fastness
 from tests.support.server_process import Server
+from tests.support.waiting import eventually
 
 UNLIMITED = {"ingress_pushes_per_minute": 0, "ingress_agent": "bob"}
 BURST = 20_000
@@ -21,7 +21,7 @@ SECONDS_MAX = 60.0
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Any]:
+def server(tmp_path: Path) -> Iterator[Server]:
     server = Server(tmp_path, **UNLIMITED)
     yield server
     server.kill()
@@ -37,7 +37,7 @@ def push(key: str, id: Any = 1, **more: Any) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": id, "method": "agent.data.push", "params": params | more}
 
 
-def call(server: Any, body: Any, *, token: str | None = None) -> Any:
+def call(server: Server, body: Any, *, token: str | None = None) -> Any:
     status, _, response = server.get("/v1/rpc", body=json.dumps(body).encode(), token=token)
     assert status == 200, response
     return json.loads(response)
@@ -51,24 +51,17 @@ def keys_in(plane: fastness.Plane, agent: str) -> list[str]:
     return keys
 
 
-def until(reached: Any) -> None:
-    deadline = time.monotonic() + SECONDS_MAX
-    while not reached():
-        assert time.monotonic() < deadline, "the condition never became true"
-        time.sleep(0.01)
-
-
-def test_push_is_stored_soon_and_before_the_answer_if_synced(server: Any) -> None:
+def test_push_is_stored_soon_and_before_the_answer_if_synced(server: Server) -> None:
     answer = call(server, push("1", durability="synced", **{"from": "ada"}))
     assert answer["result"]["durability"] == "synced"
     with server.plane() as plane:
         (mail,) = plane.mailbox("bob").read(limit=10)
         assert (mail.id, mail.sender, mail.json()["topic"]) == (answer["result"]["id"], "ada@main", "t")
         assert call(server, push("2", to="eve"))["result"]["durability"] == "accepted"
-        until(lambda: keys_in(plane, "eve") == ["2"])
+        eventually(lambda: keys_in(plane, "eve") == ["2"])
 
 
-def test_json_rpc_errors_are_http_200(server: Any) -> None:
+def test_json_rpc_errors_are_http_200(server: Server) -> None:
     notification = push("1")
     del notification["id"]
     status, headers, body = server.get("/v1/rpc", body=json.dumps(notification).encode())
@@ -90,7 +83,7 @@ def test_json_rpc_errors_are_http_200(server: Any) -> None:
     connection.close()
 
 
-def test_large_payload_is_stored_as_a_blob(server: Any) -> None:
+def test_large_payload_is_stored_as_a_blob(server: Server) -> None:
     payload = bytes(range(256)) * 512
     text = urlsafe_b64encode(payload).decode().rstrip("=")
     assert "result" in call(server, push("1", payload_base64=text, durability="synced"))
@@ -151,7 +144,7 @@ def test_accepted_pushes_and_their_keys_survive_a_restart(tmp_path: Path) -> Non
         server.kill()
 
 
-def test_burst_of_20000_parallel_pushes_is_deduplicated(server: Any) -> None:
+def test_burst_of_20000_parallel_pushes_is_deduplicated(server: Server) -> None:
     """16 connections push 10,000 keys twice each, in batches. Each key is stored once."""
     answers: Counter[str] = Counter()
     lock = threading.Lock()
@@ -184,7 +177,7 @@ def test_burst_of_20000_parallel_pushes_is_deduplicated(server: Any) -> None:
             thread.join(SECONDS_MAX)
         assert not any(thread.is_alive() for thread in threads)
         assert answers["accepted"] == answers["deduped"] == BURST // 2
-        until(lambda: sum(plane.mailbox(f"r{number}").count() for number in range(20)) == BURST // 2)
+        eventually(lambda: sum(plane.mailbox(f"r{number}").count() for number in range(20)) == BURST // 2)
         found = Counter(key for number in range(20) for key in keys_in(plane, f"r{number}"))
         assert found == Counter(str(key) for key in range(BURST // 2))
     _, _, body = server.get("/metrics")

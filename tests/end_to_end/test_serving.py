@@ -9,9 +9,7 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -45,14 +43,16 @@ from fastness.server.streams import Streams
 from fastness.wire.frames import PROTOCOL, Hello, encode
 from fastness.wire.websocket_frames import ShortFrameReader
 from tests.support.certificates import certificates
+from tests.support.forked import start_python
 from tests.support.server_process import SECONDS_MAX, Server
+from tests.support.waiting import eventually
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+def start(tmp_path: Path) -> Iterator[Callable[..., Server]]:
     with ExitStack() as running:
 
-        def start_one(**flags: Any) -> Any:
+        def start_one(**flags: Any) -> Server:
             server = Server(tmp_path, **flags)
             running.callback(server.kill)
             return server
@@ -63,7 +63,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Any]]:
 # Start.
 
 
-def test_server_prints_its_url_and_reports_health_and_metrics(start: Callable[..., Any]) -> None:
+def test_server_prints_its_url_and_reports_health_and_metrics(start: Callable[..., Server]) -> None:
     server = start()
     assert server.get("/healthz")[::2] == (200, b'{"status":"alive"}')
     assert server.get("/readyz")[::2] == (200, b'{"status":"ready"}')
@@ -91,16 +91,11 @@ def test_server_prints_its_url_and_reports_health_and_metrics(start: Callable[..
 
 @contextmanager
 def command(folder: Path, *options: str, port: int = 0) -> Iterator["subprocess.Popen[str]"]:
-    """`fastness serve` as a user starts it."""
+    """`fastness serve`."""
     words = ["serve", "--data", f"dir:{folder / 'data'}", "--port", str(port), *options]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FASTNESS_")}
-    with subprocess.Popen(
-        [sys.executable, "-m", "fastness.cli", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    ) as process:
+    pipe = subprocess.PIPE
+    with start_python(["-m", "fastness.cli", *words], stdout=pipe, stderr=pipe, text=True, env=environment) as process:
         try:
             yield process
         finally:
@@ -167,24 +162,23 @@ async def test_used_port_or_missing_certificate_is_reported_before_opening_data(
 # Shutdown.
 
 
-def until_draining(server: Any) -> None:
-    deadline = time.monotonic() + SECONDS_MAX
-    while server.get("/readyz")[0] == 200:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+def until_draining(server: Server) -> None:
+    eventually(lambda: server.get("/readyz")[0] != 200)
 
 
 def connect(plane: Plane) -> None:
     """Connect a client with little patience; its connection then stays open."""
-    deadline = time.monotonic() + SECONDS_MAX
-    while time.monotonic() < deadline:
+
+    def is_connected() -> bool:
         with suppress(Unreachable):
             plane.queue("jobs").stats()
-            return
-    pytest.fail("the client could not connect")
+            return True
+        return False
+
+    eventually(is_connected)
 
 
-def test_stopping_server_answers_calls_in_flight_and_starts_no_new_ones(start: Callable[..., Any]) -> None:
+def test_stopping_server_answers_calls_in_flight_and_starts_no_new_ones(start: Callable[..., Server]) -> None:
     server = start(drain_seconds=10 * SECONDS_MAX)
     with server.unfinished_upload() as finish, server.plane(patience_seconds=0.2) as plane:
         connect(plane)
@@ -202,7 +196,7 @@ def test_stopping_server_answers_calls_in_flight_and_starts_no_new_ones(start: C
         assert server.process.wait(SECONDS_MAX) == 0
 
 
-def test_second_signal_stops_the_server_at_once(start: Callable[..., Any]) -> None:
+def test_second_signal_stops_the_server_at_once(start: Callable[..., Server]) -> None:
     server = start(drain_seconds=10 * SECONDS_MAX)  # Longer than the test waits.
     with server.unfinished_upload():
         assert server.stop(times=2) == 0
@@ -210,7 +204,7 @@ def test_second_signal_stops_the_server_at_once(start: Callable[..., Any]) -> No
     assert "Traceback" not in server.log()
 
 
-def test_calls_that_exceed_the_drain_time_are_dropped(start: Callable[..., Any]) -> None:
+def test_calls_that_exceed_the_drain_time_are_dropped(start: Callable[..., Server]) -> None:
     server = start(drain_seconds=0.5)
     with server.unfinished_upload():
         assert server.stop() == 0
@@ -218,7 +212,7 @@ def test_calls_that_exceed_the_drain_time_are_dropped(start: Callable[..., Any])
     assert "Traceback" not in server.log()
 
 
-def test_waiting_consumers_do_not_delay_shutdown(start: Callable[..., Any]) -> None:
+def test_waiting_consumers_do_not_delay_shutdown(start: Callable[..., Server]) -> None:
     server = start(drain_seconds=10 * SECONDS_MAX)
     with server.plane(patience_seconds=0.1) as plane:
         outcomes: list[Any] = []
@@ -232,14 +226,13 @@ def test_waiting_consumers_do_not_delay_shutdown(start: Callable[..., Any]) -> N
         connect(plane)
         waiting = threading.Thread(target=wait)
         waiting.start()
-        while b"fastness_calls_waiting 1.0" not in server.get("/metrics")[2]:
-            time.sleep(0.02)
+        eventually(lambda: b"fastness_calls_waiting 1.0" in server.get("/metrics")[2])
         assert server.stop() == 0
         waiting.join(SECONDS_MAX)
         assert isinstance(outcomes[0], FastnessError)
 
 
-def test_waiting_consumers_are_bounded_over_all_queues_and_measured(start: Callable[..., Any]) -> None:
+def test_waiting_consumers_are_bounded_over_all_queues_and_measured(start: Callable[..., Server]) -> None:
     server = start(queue_max_consumers=2)
     with server.plane() as plane:
         waiting = [
@@ -247,8 +240,7 @@ def test_waiting_consumers_are_bounded_over_all_queues_and_measured(start: Calla
         ]
         for each in waiting:
             each.start()
-        while b"fastness_consumers_waiting 2.0" not in server.get("/metrics")[2]:
-            time.sleep(0.02)
+        eventually(lambda: b"fastness_consumers_waiting 2.0" in server.get("/metrics")[2])
         with pytest.raises(QueueBusy, match="queue_max_consumers"):
             plane.queue("c").receive(wait_seconds=60)
         metrics = server.get("/metrics")[2]
@@ -260,7 +252,7 @@ def test_waiting_consumers_are_bounded_over_all_queues_and_measured(start: Calla
         assert b"fastness_consumers_waiting 0.0" in server.get("/metrics")[2]
 
 
-def test_shutdown_under_load_loses_no_acknowledged_message(start: Callable[..., Any]) -> None:
+def test_shutdown_under_load_loses_no_acknowledged_message(start: Callable[..., Server]) -> None:
     server = start()
     acknowledged: list[str] = []
 
@@ -275,8 +267,7 @@ def test_shutdown_under_load_loses_no_acknowledged_message(start: Callable[..., 
     writers = [threading.Thread(target=put_until_refused) for _ in range(8)]
     for writer in writers:
         writer.start()
-    while len(acknowledged) < 500:
-        time.sleep(0.01)
+    eventually(lambda: len(acknowledged) >= 500)
     assert server.stop() == 0
     for writer in writers:
         writer.join(SECONDS_MAX)
@@ -288,16 +279,13 @@ def test_shutdown_under_load_loses_no_acknowledged_message(start: Callable[..., 
     assert set(acknowledged) <= found
 
 
-def test_a_wait_for_a_result_ends_when_its_caller_disconnects(start: Callable[..., Any]) -> None:
+def test_a_wait_for_a_result_ends_when_its_caller_disconnects(start: Callable[..., Server]) -> None:
     server = start(limits={"wait_seconds_max": 600.0})
     with server.plane() as plane:
         id = plane.queue("jobs").put(b"x", keep_result=True).id
 
     def wait_for(waiting: int) -> None:
-        deadline = time.monotonic() + SECONDS_MAX
-        while f"fastness_calls_waiting {waiting}.0\n".encode() not in server.get("/metrics")[2]:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        eventually(lambda: f"fastness_calls_waiting {waiting}.0\n".encode() in server.get("/metrics")[2])
 
     with socket.create_connection(server.address) as caller:
         path = f"/v1/queues/jobs/messages/{id}/result?wait_seconds=600"
@@ -325,7 +313,7 @@ def tokens(tmp_path: Path) -> dict[str, str]:
         }
 
 
-def test_calls_without_a_valid_token_are_refused(start: Callable[..., Any], tokens: dict[str, str]) -> None:
+def test_calls_without_a_valid_token_are_refused(start: Callable[..., Server], tokens: dict[str, str]) -> None:
     server = start(tokens=True)
     wrong = tokens["worker"][:-1] + ("0" if tokens["worker"][-1] != "0" else "1")
     for token in (None, wrong, "nonsense"):
@@ -344,7 +332,9 @@ def test_calls_without_a_valid_token_are_refused(start: Callable[..., Any], toke
     assert not [token for token in tokens.values() if token.rpartition("_")[2] in server.log()]
 
 
-def test_token_is_limited_in_verbs_universes_rate_and_size(start: Callable[..., Any], tokens: dict[str, str]) -> None:
+def test_token_is_limited_in_verbs_universes_rate_and_size(
+    start: Callable[..., Server], tokens: dict[str, str]
+) -> None:
     server = start(tokens=True)
     with server.plane(tokens["worker"]) as plane:
         for refused in (lambda: plane.lease("k").acquire(), plane.tokens.page, lambda: plane.pairs.get(b"a")):
@@ -379,7 +369,7 @@ def test_token_is_limited_in_verbs_universes_rate_and_size(start: Callable[..., 
 
 
 def test_the_documented_verbs_of_a_program_are_sufficient_and_no_more(
-    start: Callable[..., Any], tmp_path: Path
+    start: Callable[..., Server], tmp_path: Path
 ) -> None:
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "secure-a-server.md").read_text()
     producer, worker, viewer, operator = re.findall(r"^\| .* \| `((?:queue:[a-z._]+,?)+)` \|$", page, re.MULTILINE)
@@ -421,7 +411,7 @@ def test_the_documented_verbs_of_a_program_are_sufficient_and_no_more(
 
 
 def test_token_that_is_created_over_the_network_is_limited_by_its_maker(
-    start: Callable[..., Any], tokens: dict[str, str]
+    start: Callable[..., Server], tokens: dict[str, str]
 ) -> None:
     server = start(tokens=True)
     with server.plane(tokens["admin"]) as admin:
@@ -445,7 +435,7 @@ def test_token_that_is_created_over_the_network_is_limited_by_its_maker(
     assert server.get("/v1/queues", token=made.token)[0] == 401
 
 
-def test_revoked_and_expired_tokens_are_refused_at_once(start: Callable[..., Any], tokens: dict[str, str]) -> None:
+def test_revoked_and_expired_tokens_are_refused_at_once(start: Callable[..., Server], tokens: dict[str, str]) -> None:
     server = start(tokens=True)
     with server.plane(tokens["admin"]) as admin, server.plane(tokens["worker"]) as worker:
         worker.queue("jobs").put(b"1")
@@ -458,15 +448,14 @@ def test_revoked_and_expired_tokens_are_refused_at_once(start: Callable[..., Any
         assert admin.queue("jobs").stats().put_total == 1
         made = admin.tokens.create("next", universes="main", verbs="queue:put")
         assert server.status_of_stream(made.token) == 101  # A new token works at once.
-    while server.status_of_stream(tokens["brief"]) == 101:
-        time.sleep(0.05)
+    eventually(lambda: server.status_of_stream(tokens["brief"]) != 101)
     assert server.status_of_stream(tokens["brief"]) == 403
     assert server.logged("was revoked", '"token"')
     assert server.logged("has expired", '"token"')
 
 
 def test_waiting_consumer_with_a_revoked_token_gets_no_message(
-    start: Callable[..., Any], tokens: dict[str, str]
+    start: Callable[..., Server], tokens: dict[str, str]
 ) -> None:
     server = start(tokens=True)
     with server.plane(tokens["admin"]) as admin, server.plane(tokens["worker"], patience_seconds=0.1) as worker:
@@ -481,8 +470,7 @@ def test_waiting_consumer_with_a_revoked_token_gets_no_message(
         connect(worker)
         waiting = threading.Thread(target=wait, daemon=True)
         waiting.start()
-        while not admin.queue("jobs").stats().waiting_consumers:
-            time.sleep(0.02)
+        eventually(lambda: admin.queue("jobs").stats().waiting_consumers)
         admin.tokens.revoke(tokens["worker"])
         admin.queue("jobs").put(b"1")
         waiting.join(SECONDS_MAX)
@@ -493,7 +481,7 @@ def test_waiting_consumer_with_a_revoked_token_gets_no_message(
 # TLS.
 
 
-def test_server_uses_tls(start: Callable[..., Any], tmp_path: Path) -> None:
+def test_server_uses_tls(start: Callable[..., Server], tmp_path: Path) -> None:
     pem = certificates(tmp_path)
     server = start(tls_cert=pem["server_cert"], tls_key=pem["server_key"])
     assert server.url.startswith("https://")
@@ -513,7 +501,7 @@ def test_server_uses_tls(start: Callable[..., Any], tmp_path: Path) -> None:
 
 
 async def test_a_client_that_uses_http_for_a_server_with_tls_is_told_to_use_https(
-    start: Callable[..., Any], tmp_path: Path
+    start: Callable[..., Server], tmp_path: Path
 ) -> None:
     pem = certificates(tmp_path)
     server = start(tls_cert=pem["server_cert"], tls_key=pem["server_key"])
@@ -528,7 +516,7 @@ async def test_a_client_that_uses_http_for_a_server_with_tls_is_told_to_use_http
             await plane.queues()
 
 
-def test_threads_share_a_tls_connection(start: Callable[..., Any], tmp_path: Path) -> None:
+def test_threads_share_a_tls_connection(start: Callable[..., Server], tmp_path: Path) -> None:
     pem = certificates(tmp_path)
     server = start(tls_cert=pem["server_cert"], tls_key=pem["server_key"])
     payloads = [bytes([number]) * (1_000 if number % 2 else 150_000) for number in range(32)]
@@ -546,7 +534,7 @@ def test_threads_share_a_tls_connection(start: Callable[..., Any], tmp_path: Pat
         assert jobs.stats().acked_total == len(payloads)
 
 
-def test_server_can_require_client_certificates(start: Callable[..., Any], tmp_path: Path) -> None:
+def test_server_can_require_client_certificates(start: Callable[..., Server], tmp_path: Path) -> None:
     pem = certificates(tmp_path)
     server = start(tls_cert=pem["server_cert"], tls_key=pem["server_key"], tls_client_ca=pem["ca_cert"])
     without_certificate, with_certificate = (ssl.create_default_context(cafile=pem["ca_cert"]) for _ in range(2))
@@ -561,7 +549,7 @@ def test_server_can_require_client_certificates(start: Callable[..., Any], tmp_p
 # Invalid input.
 
 
-def raw(server: Any, data: bytes) -> bytes:
+def raw(server: Server, data: bytes) -> bytes:
     with socket.create_connection(server.address, timeout=SECONDS_MAX) as connection:
         with suppress(OSError):
             connection.sendall(data)
@@ -572,7 +560,7 @@ def raw(server: Any, data: bytes) -> bytes:
         return answer
 
 
-def test_request_heads_are_bounded_in_size_and_time(start: Callable[..., Any]) -> None:
+def test_request_heads_are_bounded_in_size_and_time(start: Callable[..., Server]) -> None:
     server = start(header_bytes_max=4_096, header_seconds=2.0)
     get = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
     assert raw(server, get + b"\r\n").startswith(b"HTTP/1.1 200")
@@ -598,7 +586,7 @@ def test_request_heads_are_bounded_in_size_and_time(start: Callable[..., Any]) -
     assert server.get("/readyz")[0] == 200
 
 
-def test_every_refused_request_is_counted_once(start: Callable[..., Any], tokens: dict[str, str]) -> None:
+def test_every_refused_request_is_counted_once(start: Callable[..., Server], tokens: dict[str, str]) -> None:
     """By its reason, if no operation started; by operation and outcome otherwise."""
     server = start(tokens=True, body_bytes_max=65_536, header_bytes_max=4_096)
     admin = f"Authorization: Bearer {tokens['admin']}\r\n"
@@ -640,7 +628,7 @@ def test_every_refused_request_is_counted_once(start: Callable[..., Any], tokens
         assert added == ({} if reason is None else {reason: 1}), request
 
 
-def test_the_number_of_connections_follows_the_limit_of_open_files(start: Callable[..., Any]) -> None:
+def test_the_number_of_connections_follows_the_limit_of_open_files(start: Callable[..., Server]) -> None:
     """The default adapts to the limit. A configured number that the limit does not allow is reported."""
     server = start(process={"files_max": 4_096})
     assert server.get("/readyz")[0] == 200
@@ -652,7 +640,7 @@ def test_the_number_of_connections_follows_the_limit_of_open_files(start: Callab
     assert server.logged("4096 open files are too few for connections_max=4096", "ulimit -n")
 
 
-def test_frame_size_is_bounded(start: Callable[..., Any]) -> None:
+def test_frame_size_is_bounded(start: Callable[..., Server]) -> None:
     server = start()
     url = server.url.replace("http", "ws", 1) + "/v1/stream"
     for size in (FRAME_BYTES_MAX + 1, FRAME_BYTES_MAX * 2):
@@ -667,7 +655,7 @@ def test_frame_size_is_bounded(start: Callable[..., Any]) -> None:
     assert server.get("/readyz")[0] == 200
 
 
-def test_web_page_cannot_call_a_server_without_tokens(start: Callable[..., Any]) -> None:
+def test_web_page_cannot_call_a_server_without_tokens(start: Callable[..., Server]) -> None:
     server = start()
     url = server.url.replace("http", "ws", 1) + "/v1/stream"
     with pytest.raises(websockets.InvalidStatus, match="403"), connect_stream(url, origin="https://evil.example"):

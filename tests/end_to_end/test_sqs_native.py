@@ -30,14 +30,14 @@ _numbers = count(1)
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = Server(tmp_path_factory.mktemp("sqs"), sqs=True, sqs_anonymous=True)
     yield server
     server.kill()
 
 
 @pytest.fixture(scope="module")
-def sqs(server: Any) -> Any:
+def sqs(server: Server) -> Any:
     config = Config(retries={"max_attempts": 1}, read_timeout=60)
     client: Any = boto3.client(
         "sqs",
@@ -51,7 +51,7 @@ def sqs(server: Any) -> Any:
 
 
 @pytest.fixture
-def plane(server: Any) -> Iterator[Plane]:
+def plane(server: Server) -> Iterator[Plane]:
     with server.plane() as opened:
         yield opened
 

@@ -6,10 +6,7 @@ The user's tables are in a schema of their own, and the search path of the user'
 import asyncio
 import json
 import os
-import subprocess
-import sys
 import threading
-import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -48,6 +45,8 @@ from fastness.errors import (
 from fastness.kv import formats
 from fastness.layers import queues
 from fastness.layers.queues import QueueKey
+from tests.support.forked import run_python
+from tests.support.waiting import eventually
 
 WAIT_SECONDS = 20.0
 UserConnection = psycopg.Connection[Any]
@@ -103,13 +102,6 @@ def bodies(plane: Plane, queue: str = "emails") -> list[Any]:
 
 def orders(connect: Connect) -> list[int]:
     return [id for (id,) in connect().execute("SELECT id FROM orders ORDER BY id")]
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_messages_and_rows_commit_together(plane: Plane, connection: UserConnection) -> None:
@@ -244,7 +236,7 @@ def test_a_waiting_consumer_is_woken_by_the_commit(
     thread = threading.Thread(target=consume)
     thread.start()
     try:
-        wait_until(lambda: consumer.queue("emails").stats().waiting_consumers == 1)
+        eventually(lambda: consumer.queue("emails").stats().waiting_consumers == 1)
         plane.within(connection).queue("emails").put({"order": 1})
         assert received == []
         connection.commit()
@@ -260,7 +252,7 @@ def test_delayed_messages_become_ready_without_a_consumer(plane: Plane, connecti
     plane.within(connection).queue("emails").put({"order": 1}, delay_seconds=0.2)
     connection.commit()
     assert plane.queue("emails").stats().delayed == 1
-    wait_until(lambda: plane.queue("emails").stats().ready == 1)
+    eventually(lambda: plane.queue("emails").stats().ready == 1)
 
 
 def test_another_node_sweeps_delayed_messages(plane: Plane, connection: UserConnection, shop: str) -> None:
@@ -268,7 +260,7 @@ def test_another_node_sweeps_delayed_messages(plane: Plane, connection: UserConn
         plane.within(connection).queue("emails").put({"order": 1}, delay_seconds=0.2)
         connection.commit()
         plane.close()
-        wait_until(lambda: other.queue("emails").stats().ready == 1)
+        eventually(lambda: other.queue("emails").stats().ready == 1)
 
 
 def test_a_waiting_consumer_receives_a_delayed_message_when_it_is_due(plane: Plane, connection: UserConnection) -> None:
@@ -409,9 +401,8 @@ def test_a_call_that_waited_has_the_time_after_the_wait(plane: Plane, connect: C
     plane.within(first).mailbox("ada").send("bob", {"n": 1})
     sending = threading.Thread(target=lambda: plane.within(second).mailbox("eve").send("bob", {"n": 2}))
     sending.start()
-    wait_until(lambda: observer.execute(blocked).fetchone() is not None)
-    blocked_until = time.monotonic() + 3 * limits.LOCK_LATE_MS_MAX / 1_000
-    wait_until(lambda: time.monotonic() > blocked_until)
+    eventually(lambda: observer.execute(blocked).fetchone() is not None)
+    observer.execute("SELECT pg_sleep(%s)", [3 * limits.LOCK_LATE_MS_MAX / 1_000])
     row = observer.execute("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint").fetchone()
     first.commit()
     sending.join()
@@ -735,15 +726,7 @@ async def test_connections_of_threads_are_refused_on_an_event_loop(
 def test_the_example_runs_twice(shop: str) -> None:
     example = Path(__file__).parents[2] / "examples" / "transactions" / "orders.py"
     for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, "-W", "error", str(example)],
-            env={**os.environ, "DATABASE_URL": shop},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=WAIT_SECONDS * 3,
-        )
-        assert done.returncode == 0, done.stderr
+        done = run_python([example], env={**os.environ, "DATABASE_URL": shop}, check=True)
         assert done.stdout.splitlines() == [
             "order 1: kettle",
             "no order: unobtainable",
@@ -811,7 +794,7 @@ def test_a_quota_limits_what_a_transaction_of_the_user_puts(
     plane.quotas.set("main", Quota(messages=1))
     emails.put(4)
     connection.rollback()
-    wait_until(lambda: is_put(lambda: plane.queue("others").put(b"")))  # What was rolled back does not count for long.
+    eventually(lambda: is_put(lambda: plane.queue("others").put(b"")))  # What was rolled back does not count for long.
     assert not is_put(lambda: emails.put(5))
     connection.rollback()
     assert (bodies(plane), plane.queue("others").stats().ready) == ([], 1)
@@ -819,7 +802,7 @@ def test_a_quota_limits_what_a_transaction_of_the_user_puts(
 
 def test_a_quota_limits_the_bytes_of_a_transaction_of_the_user(plane: Plane, connect: Connect) -> None:
     plane.quotas.set("main", Quota(bytes=100_000))
-    wait_until(lambda: plane.quotas.usage().bytes_measured_ms > 0)
+    eventually(lambda: plane.quotas.usage().bytes_measured_ms > 0)
     connection = connect()
     inside = plane.within(connection)
     accepted = 0

@@ -22,6 +22,7 @@ from websockets.sync.client import connect as connect_stream
 from fastness.client.transport import RemoteTransport
 from fastness.handles.sync.plane import Plane
 from tests.support.forked import start_python
+from tests.support.waiting import PAUSE_SECONDS, POLLS_MAX, eventually, exit_code
 
 CHILD = """
 import json, resource, sys
@@ -110,12 +111,11 @@ class Server:
         self._log_read = self._log.stat().st_size
 
     def logged(self, *words: str) -> bool:
-        """Whether a log line with all of these words appears before the deadline."""
-        deadline = time.monotonic() + SECONDS_MAX
-        while time.monotonic() < deadline:
+        """Whether a log line with all of these words appears in the end."""
+        for _ in range(POLLS_MAX):
             if any(all(word in line for word in words) for line in self.log().splitlines()):
                 return True
-            time.sleep(0.02)
+            time.sleep(PAUSE_SECONDS)
         return False
 
     def get(
@@ -146,8 +146,7 @@ class Server:
         connection.putheader("Content-Type", "application/octet-stream")
         connection.putheader("Content-Length", "8")
         connection.endheaders(b"half")
-        while b"fastness_http_requests_in_flight 1.0" not in self.get("/metrics")[2]:
-            time.sleep(0.02)
+        eventually(lambda: b"fastness_http_requests_in_flight 1.0" in self.get("/metrics")[2])
 
         def finish() -> int:
             connection.send(b"half")
@@ -172,7 +171,7 @@ class Server:
         for number in range(times):
             assert number == 0 or self.logged("stopping: waiting"), "the first signal was not handled"
             self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(SECONDS_MAX)
+        return exit_code(self.process)
 
     def kill(self) -> None:
         if self.process.poll() is None:
