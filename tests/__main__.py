@@ -34,12 +34,15 @@ BYTES_A_SECOND: Final = 8_000  # Of a test file that has not run yet.
 LISTS_A_PROCESS: Final = 8
 TOGETHER: Final = ("tests/browser", "tests/pipeline")  # One list each: they share a Chromium and a Spark.
 IMPORTS: Final = (
+    "celery.apps.worker",
+    "celery.bin.celery",
     "fastness.cli.main",
     "fastness.client.transport",
     "fastness.handles.sync.plane",
     "fastness.server.mcp.endpoint",
     "fastness.server.serving",
     "fastness.testing",
+    "kombu.transport.SQS",
 )
 NO_TESTS: Final = 5  # The exit code of pytest when all tests of a list are deselected.
 PR_SET_PDEATHSIG: Final = 1

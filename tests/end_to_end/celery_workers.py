@@ -5,13 +5,14 @@ import os
 import runpy
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from tests.support.forked import start_python
+from tests.support.waiting import eventually
 
 TASKS = Path(__file__).with_name("celery_tasks.py")
 SECONDS_MAX = 120.0  # Bounds every wait; far longer than any step takes.
@@ -24,6 +25,22 @@ FAST = {  # Celery waits for seconds in several places, which tests need not.
     "result_expires": 3_600,
     "timezone": "UTC",
 }
+
+
+CELERY = """
+import os, sys, warnings
+os.setsid()  # A kill reaches the processes of its pool, too.
+warnings.resetwarnings()
+sys.path.insert(0, os.getcwd())
+from celery.__main__ import main
+main()
+"""
+
+
+def start_celery(words: list[str], log: Path, *, cwd: Path, env: dict[str, str]) -> "subprocess.Popen[bytes]":
+    """Start the command `celery` as the leader of its own session."""
+    with log.open("wb") as file:
+        return start_python(["-c", CELERY, *words], cwd=cwd, env=env, stdout=file, stderr=subprocess.STDOUT)
 
 
 class Workers:
@@ -55,16 +72,9 @@ class Workers:
         """Start a worker, and wait until it takes tasks."""
         name = f"worker{len(self._started)}"
         log = self._folder / f"{name}.log"
-        command = [sys.executable, "-m", "celery", "-A", "celery_tasks", "worker", "--loglevel=INFO", f"-n{name}@%h"]
-        with log.open("wb") as file:
-            worker = subprocess.Popen(
-                [*command, f"--pool={pool}", f"--concurrency={concurrency}", "--without-gossip", "--without-mingle"],
-                cwd=TASKS.parent,
-                env=self._environment,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # A kill reaches the processes of its pool, too.
-            )
+        words = ["-A", "celery_tasks", "worker", "--loglevel=INFO", f"-n{name}@%h", f"--pool={pool}"]
+        words += [f"--concurrency={concurrency}", "--without-gossip", "--without-mingle"]
+        worker = start_celery(words, log, cwd=TASKS.parent, env=self._environment)
         self._started.append(worker)
         self.wait(lambda: "ready." in log.read_text(), log.read_text)
         return worker
@@ -79,10 +89,7 @@ class Workers:
         return self._runs.read_text().splitlines()
 
     def wait(self, is_done: Callable[[], bool], shown: Callable[[], object] | None = None) -> None:
-        deadline = time.monotonic() + SECONDS_MAX
-        while not is_done():
-            assert time.monotonic() < deadline, f"{(shown or self.runs)()}\n{self.logs()}"
-            time.sleep(0.05)
+        eventually(is_done, lambda: f"{(shown or self.runs)()}\n{self.logs()}")
 
     def logs(self) -> str:
         return "\n".join(log.read_text() for log in sorted(self._folder.glob("worker*.log")))

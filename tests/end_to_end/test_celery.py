@@ -17,7 +17,7 @@ from tests.support.server_process import Server, free_port
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Any]:
+def server(tmp_path: Path) -> Iterator[Server]:
     server = Server(tmp_path)
     yield server
     server.kill()
@@ -46,18 +46,18 @@ def broker(sqs: str) -> dict[str, Any]:
     }
 
 
-def address(server: Any) -> str:
+def address(server: Server) -> str:
     return "fastness://" + server.url.partition("//")[2] + "/main"
 
 
 @pytest.fixture
-def workers(tmp_path: Path, server: Any, broker: dict[str, Any]) -> Iterator[Any]:
+def workers(tmp_path: Path, server: Server, broker: dict[str, Any]) -> Iterator[celery_workers.Workers]:
     with celery_workers.workers(tmp_path / "celery", result_backend=address(server), **broker) as found:
         yield found
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_results_states_groups_and_chords_of_worker_processes(workers: Any, pool: str) -> None:
+def test_results_states_groups_and_chords_of_worker_processes(workers: celery_workers.Workers, pool: str) -> None:
     tasks = workers.tasks
     workers.start(pool=pool)
 
@@ -87,7 +87,7 @@ def test_results_states_groups_and_chords_of_worker_processes(workers: Any, pool
 
 
 def test_a_waiting_caller_gets_its_result_from_a_server_that_was_killed_and_started_again(
-    workers: Any, server: Any, tmp_path: Path
+    workers: celery_workers.Workers, server: Server, tmp_path: Path
 ) -> None:
     workers.start()
     release = tmp_path / "release"

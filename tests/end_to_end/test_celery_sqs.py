@@ -5,9 +5,6 @@ SQS_ENDPOINT, as in http://127.0.0.1:5000, names another server that the same te
 
 import os
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,6 +18,7 @@ from celery import chord, states
 
 from tests.end_to_end import celery_workers
 from tests.end_to_end.celery_workers import SECONDS_MAX
+from tests.support.forked import run_python
 from tests.support.server_process import Server, free_port
 
 VISIBILITY_SECONDS = (
@@ -84,18 +82,9 @@ class Broker:
 
 def _create_token(folder: Path, key_file: str, *options: str) -> str:
     """What `fastness token create` prints."""
-    command = [sys.executable, "-m", "fastness.cli", "--url", f"dir:{folder / 'data'}", "token", "create", "celery"]
+    command = ["-m", "fastness.cli", "--url", f"dir:{folder / 'data'}", "token", "create", "celery"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FASTNESS_")}
-    done = subprocess.run(
-        [*command, *options],
-        env=environment | {"FASTNESS_SQS_KEY_FILE": key_file},
-        capture_output=True,
-        text=True,
-        timeout=SECONDS_MAX,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return run_python([*command, *options], env=environment | {"FASTNESS_SQS_KEY_FILE": key_file}, check=True).stdout
 
 
 @pytest.fixture
@@ -106,20 +95,20 @@ def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
 
 
 @pytest.fixture
-def workers(tmp_path: Path, broker: Broker) -> Iterator[Any]:
+def workers(tmp_path: Path, broker: Broker) -> Iterator[celery_workers.Workers]:
     with celery_workers.workers(tmp_path / "celery", **broker.conf) as found:
         yield found
 
 
 @pytest.mark.parametrize("broker", ["with an access key"], indirect=True)
-def test_tasks_are_sent_run_and_acknowledged(workers: Any, broker: Broker) -> None:
+def test_tasks_are_sent_run_and_acknowledged(workers: celery_workers.Workers, broker: Broker) -> None:
     workers.start()
     results = [workers.tasks.add.delay(number, 1) for number in range(20)]
     assert [each.get(timeout=SECONDS_MAX) for each in results] == list(range(1, 21))
     workers.wait(lambda: broker.counts() == (0, 0), broker.counts)
 
 
-def test_a_task_of_a_killed_worker_runs_again(workers: Any, broker: Broker, tmp_path: Path) -> None:
+def test_a_task_of_a_killed_worker_runs_again(workers: celery_workers.Workers, broker: Broker, tmp_path: Path) -> None:
     killed = workers.start(concurrency=1)
     release = tmp_path / "release"
     held = workers.tasks.hold.delay("held", str(release))
@@ -137,7 +126,7 @@ def test_a_task_of_a_killed_worker_runs_again(workers: Any, broker: Broker, tmp_
     workers.wait(lambda: broker.counts() == (0, 0), broker.counts)
 
 
-def test_a_chord_whose_last_part_is_killed_sends_its_body_once(workers: Any, tmp_path: Path) -> None:
+def test_a_chord_whose_last_part_is_killed_sends_its_body_once(workers: celery_workers.Workers, tmp_path: Path) -> None:
     killed = workers.start(concurrency=2)
     release = tmp_path / "release"
     tasks = workers.tasks
@@ -154,19 +143,23 @@ def test_a_chord_whose_last_part_is_killed_sends_its_body_once(workers: Any, tmp
     assert _count(workers, "body") == 1
 
 
-def test_a_task_does_not_run_before_its_time(workers: Any) -> None:
+def test_a_task_does_not_run_before_its_time(workers: celery_workers.Workers) -> None:
+    """Each task returns when it ran, and the next one is sent after that."""
     workers.start()
-    eta = datetime.now(UTC) + timedelta(seconds=2)
-    assert workers.tasks.note.apply_async(["at its time"], eta=eta).get(timeout=SECONDS_MAX) >= eta.timestamp()
-    before = time.time()
-    assert workers.tasks.note.apply_async(["after a while"], countdown=1).get(timeout=SECONDS_MAX) >= before + 1
-    before = time.time()
-    delayed = workers.tasks.note.apply_async(["delayed by the queue"], delay_seconds=2)
-    assert delayed.get(timeout=SECONDS_MAX) >= before + 2
-    assert workers.runs() == ["at its time", "after a while", "delayed by the queue"]
+
+    def run(name: str, **options: Any) -> float:
+        return float(workers.tasks.note.apply_async([name], **options).get(timeout=SECONDS_MAX))
+
+    first = run("at once")
+    at_its_time = run("at its time", eta=datetime.fromtimestamp(first, UTC) + timedelta(seconds=3))
+    assert at_its_time >= first + 3
+    after_a_while = run("after a while", countdown=1)
+    assert after_a_while >= at_its_time + 1
+    assert run("delayed by the queue", delay_seconds=2) >= after_a_while + 2
+    assert workers.runs() == ["at once", "at its time", "after a while", "delayed by the queue"]
 
 
-def test_a_task_that_asks_for_it_is_tried_again(workers: Any, broker: Broker) -> None:
+def test_a_task_that_asks_for_it_is_tried_again(workers: celery_workers.Workers, broker: Broker) -> None:
     workers.start()
     result = workers.tasks.flaky.delay(3)
     assert result.get(timeout=SECONDS_MAX) == 3
@@ -177,7 +170,7 @@ def test_a_task_that_asks_for_it_is_tried_again(workers: Any, broker: Broker) ->
     workers.wait(lambda: broker.counts() == (0, 0), broker.counts)
 
 
-def test_a_task_that_has_expired_does_not_run(workers: Any, broker: Broker) -> None:
+def test_a_task_that_has_expired_does_not_run(workers: celery_workers.Workers, broker: Broker) -> None:
     late = workers.tasks.note.apply_async(["late"], expires=datetime.now(UTC) - timedelta(seconds=1))
     workers.start()
     workers.wait(lambda: late.state == states.REVOKED)
@@ -190,19 +183,10 @@ def test_the_example_runs(broker: Broker, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("FASTNESS_", "AWS_"))}
     environment |= {"FASTNESS_URL": broker.server.url, "SQS_URL": broker.endpoint}
     log = tmp_path / "worker.log"
-    with log.open("wb") as file:
-        worker = subprocess.Popen(
-            [sys.executable, "-m", "celery", "-A", EXAMPLE.stem, "worker", "--concurrency=2"],
-            cwd=EXAMPLE.parent,
-            env=environment,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    words = ["-A", EXAMPLE.stem, "worker", "--concurrency=2"]
+    worker = celery_workers.start_celery(words, log, cwd=EXAMPLE.parent, env=environment)
     try:
-        done = subprocess.run(
-            [sys.executable, EXAMPLE], env=environment, capture_output=True, text=True, timeout=SECONDS_MAX, check=False
-        )
+        done = run_python([EXAMPLE], env=environment)
     finally:
         os.killpg(worker.pid, signal.SIGKILL)
         worker.wait()
@@ -210,5 +194,5 @@ def test_the_example_runs(broker: Broker, tmp_path: Path) -> None:
     assert done.stdout.splitlines() == expected, done.stderr + log.read_text()
 
 
-def _count(workers: Any, word: str) -> int:
+def _count(workers: celery_workers.Workers, word: str) -> int:
     return sum(line.startswith(word) for line in workers.runs())

@@ -67,18 +67,6 @@ def start_python(
     return kind(command, env=env, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr, text=text)
 
 
-def run_python(
-    arguments: Sequence[str | Path], *, env: dict[str, str] | None = None, check: bool = False
-) -> "subprocess.CompletedProcess[str]":
-    """Run `python -W error` with these arguments to its end; returns its output."""
-    with start_python(arguments, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        output, errors = process.communicate()
-    done = subprocess.CompletedProcess(process.args, process.returncode, output, errors)
-    if check and done.returncode:
-        raise AssertionError(f"{arguments[0]} ended with {done.returncode}: {errors[-5_000:]}")
-    return done
-
-
 class _Forked(subprocess.Popen[Any]):
     """A Popen whose process is forked by the fork server: pipes, waits and signals are those of Popen.
 
@@ -182,9 +170,14 @@ def _become(request: dict[str, Any], fds: list[int]) -> None:
             os.dup2(fd, number)
         os.closerange(3, 1_024)
         buffering = 1 if "PYTHONUNBUFFERED" in request["environment"] else -1
-        sys.stdin = open(0)  # noqa: SIM115 - as long as the process.
-        sys.stdout = open(1, "w", encoding="utf-8", buffering=buffering)  # noqa: SIM115
-        sys.stderr = open(2, "w", encoding="utf-8", buffering=1, errors="backslashreplace")  # noqa: SIM115
+        streams = {
+            "stdin": open(0),  # noqa: SIM115 - as long as the process.
+            "stdout": open(1, "w", encoding="utf-8", buffering=buffering),  # noqa: SIM115
+            "stderr": open(2, "w", encoding="utf-8", buffering=1, errors="backslashreplace"),  # noqa: SIM115
+        }
+        for name, stream in streams.items():
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)  # A program that replaces the other one does not close the file.
         os.chdir(request["folder"])
         os.environ.clear()
         os.environ.update(request["environment"])
