@@ -10,7 +10,6 @@ import copy
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import threading
 from abc import ABC, abstractmethod
@@ -22,13 +21,13 @@ from pathlib import Path
 from typing import Any, Self
 
 import botocore.session
-import pytest
 from botocore import xform_name
 from botocore.config import Config
 from botocore.exceptions import ClientError
 from botocore.loaders import Loader
 
 from tests.support.forked import run_python
+from tests.support.node_packages import installed_program
 from tests.support.server_process import Server
 
 HERE = Path(__file__).parent
@@ -40,7 +39,6 @@ _CONFIG: Any = {
     "read_timeout": SECONDS_MAX,
     "max_pool_connections": 20,
 }
-_UNREACHABLE = ("ENOTFOUND", "ECONNREFUSED", "ETIMEDOUT", "EAI_AGAIN", "ECONNRESET", "ENETUNREACH", "network")
 
 
 class Credentials:
@@ -238,7 +236,7 @@ class Clients:
             return BotoClient(credentials, model=write_query_model(self._folder / "query"))
         if kind == "aiobotocore":
             return AioClient(credentials)
-        return JavaScriptClient(credentials, installed_program())
+        return JavaScriptClient(credentials, installed_program(HERE / "sqs_node", "calls.mjs"))
 
     def __enter__(self) -> Self:
         return self
@@ -271,42 +269,6 @@ def _bytes_to_text(value: Any) -> Any:
 
 def _text_to_bytes(found: dict[str, Any]) -> Any:
     return base64.b64decode(found["$base64"]) if "$base64" in found else found
-
-
-def installed_program() -> Path:
-    """The program for Node.js, with its packages from the npm registry.
-
-    They are kept for the next run: to install them takes a minute, most of which npm waits for the registry.
-    """
-    if shutil.which("node") is None or shutil.which("npm") is None:
-        pytest.skip("no Node.js with npm on the path; apt-get install nodejs npm")
-    files = {name: (HERE / "sqs_node" / name).read_bytes() for name in ("package.json", "package-lock.json", ".npmrc")}
-    digest = hashlib.sha256(b"".join(files.values())).hexdigest()[:16]
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fastness-tests"
-    folder = caches / f"sqs_node-{digest}"
-    if not folder.exists():
-        making = caches / f"making-{os.getpid()}"
-        shutil.rmtree(making, ignore_errors=True)
-        making.mkdir(parents=True)
-        for name, content in files.items():
-            (making / name).write_bytes(content)
-        done = subprocess.run(
-            ["npm", "ci", "--prefer-offline"], cwd=making, capture_output=True, text=True, timeout=600, check=False
-        )
-        if done.returncode and any(word in done.stderr for word in _UNREACHABLE):
-            shutil.rmtree(making)
-            pytest.skip("no registry of npm reached; connect this machine to a network")
-        assert done.returncode == 0, done.stderr
-        with suppress(OSError):  # Another process was first.
-            making.rename(folder)
-        shutil.rmtree(making, ignore_errors=True)
-    # A program finds its packages beside it.
-    program = folder / f"calls-{hashlib.sha256((HERE / 'sqs_node' / 'calls.mjs').read_bytes()).hexdigest()[:16]}.mjs"
-    if not program.exists():
-        part = program.with_suffix(f".{os.getpid()}")
-        shutil.copy(HERE / "sqs_node" / "calls.mjs", part)
-        part.replace(program)
-    return program
 
 
 # The Query protocol. botocore's model describes the JSON protocol, and has only the error codes of the other one.

@@ -4,7 +4,6 @@ The packages come from the npm registry, in the versions of `mcp_node/package-lo
 """
 
 import json
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,29 +14,18 @@ import pytest
 import fastness
 from fastness.mcp.exposing import expose
 from fastness.mcp.tasks import task_of
+from tests.support.node_packages import installed_program
 from tests.support.server_process import SECONDS_MAX, Server
 
 HERE = Path(__file__).parent
 WIDTH = {"type": "object", "properties": {"width": {"type": "integer"}}, "required": ["width"]}
 SIZE_FORM = {"type": "object", "properties": {"size": {"type": "integer"}}, "required": ["size"]}
-_UNREACHABLE = ("ENOTFOUND", "ECONNREFUSED", "ETIMEDOUT", "EAI_AGAIN", "ECONNRESET", "ENETUNREACH", "network")
 
 
 @pytest.fixture(scope="session")
-def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def script() -> Path:
     """The program, with its packages installed."""
-    if shutil.which("node") is None or shutil.which("npm") is None:
-        pytest.skip("no Node.js with npm on the path; apt-get install nodejs npm")
-    folder = tmp_path_factory.mktemp("mcp_node")
-    for name in ("package.json", "package-lock.json", ".npmrc", "tasks.mjs"):
-        shutil.copy(HERE / "mcp_node" / name, folder)
-    done = subprocess.run(
-        ["npm", "ci", "--no-audit", "--no-fund"], cwd=folder, capture_output=True, text=True, timeout=300, check=False
-    )
-    if done.returncode and any(word in done.stderr for word in _UNREACHABLE):
-        pytest.skip("no registry of npm reached; connect this machine to a network")
-    assert done.returncode == 0, done.stderr
-    return folder / "tasks.mjs"
+    return installed_program(HERE / "mcp_node", "tasks.mjs")
 
 
 class Plane:
