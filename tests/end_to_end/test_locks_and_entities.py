@@ -6,7 +6,6 @@ Run as a program, this file is such a process: it executes the commands that it 
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,7 +17,9 @@ import fastness
 from fastness import Plane
 from fastness.errors import FastnessError
 from fastness.wire.locks import ListLockSessions, LockSessionInfo
+from tests.support.forked import start_python
 from tests.support.server_process import Server
+from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 SECONDS_MAX = 60.0  # Bounds every wait; far longer than any step takes.
@@ -60,8 +61,8 @@ class Process:
     """A process that locks and writes."""
 
     def __init__(self, url: str, folder: Path) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.end_to_end.test_locks_and_entities", url, str(folder)],
+        self.process = start_python(
+            ["-m", "tests.end_to_end.test_locks_and_entities", url, folder],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -113,10 +114,7 @@ class Shared:
 
     def wait_for_a_waiter(self) -> None:
         """Until a session waits for a lock."""
-        deadline = time.monotonic() + SECONDS_MAX
-        while not any(lock.is_waiting for session in self.sessions() for lock in session.locks):
-            assert time.monotonic() < deadline, "no session waits"
-            time.sleep(0.01)
+        eventually(lambda: any(lock.is_waiting for session in self.sessions() for lock in session.locks))
 
 
 @pytest.fixture(params=["server", "two servers on PostgreSQL", "nodes on PostgreSQL"])
