@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.support.forked import start_python
-from tests.support.waiting import eventually
+from tests.support.waiting import POLLS_MAX, eventually
 
 TASKS = Path(__file__).with_name("celery_tasks.py")
 SECONDS_MAX = 120.0  # Bounds every wait; far longer than any step takes.
@@ -89,7 +89,7 @@ class Workers:
         return self._runs.read_text().splitlines()
 
     def wait(self, is_done: Callable[[], bool], shown: Callable[[], object] | None = None) -> None:
-        eventually(is_done, lambda: f"{(shown or self.runs)()}\n{self.logs()}")
+        eventually(is_done, lambda: f"{(shown or self.runs)()}\n{self.logs()}", polls_max=2 * POLLS_MAX)
 
     def logs(self) -> str:
         return "\n".join(log.read_text() for log in sorted(self._folder.glob("worker*.log")))

@@ -21,7 +21,7 @@ from fastness.wire.audit import AuditEntry, AuditPage
 from fastness.wire.catalog import NETWORK_REQUESTS
 from fastness.wire.requests import Request, permission_of
 from tests.support.server_process import SECONDS_MAX, Server
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, eventually_async
 
 AUDITED = [kind for kind in NETWORK_REQUESTS if kind.operation.audited]
 
@@ -172,28 +172,26 @@ def held(tmp_path: Path) -> Iterator[Any]:
         server.kill()
 
 
-async def until_begun(folder: Path) -> None:
-    async with asyncio.timeout(SECONDS_MAX):
-        while not (folder / "begun").exists():
-            await asyncio.sleep(0.01)
-
-
 @pytest.mark.parametrize("how", ["cancels", "disconnects"])
 async def test_an_action_whose_client_leaves_gets_its_outcome(held: Any, tmp_path: Path, how: str) -> None:
     async with fastness.connect_async(held.url) as other:
         await other.queue("jobs").put_many([{"n": n} for n in range(3)])
         plane = await fastness.connect_async(held.url).__aenter__()
         purging = asyncio.create_task(plane.queue("jobs").purge())
-        await until_begun(tmp_path)
+        await eventually_async((tmp_path / "begun").exists)
         purging.cancel()
         if how == "disconnects":
             await plane.close()
         await asyncio.wait([purging])
         assert (await other.audit.read()).entries[0].outcome == "started"
         (tmp_path / "released").touch()
-        async with asyncio.timeout(SECONDS_MAX):
-            while (stored := (await other.audit.read()).entries[0]).outcome == "started":
-                await asyncio.sleep(0.01)
+
+        async def ended() -> AuditEntry | None:
+            newest = (await other.audit.read()).entries[0]
+            return None if newest.outcome == "started" else newest
+
+        stored = await eventually_async(ended)
+        assert stored is not None
         assert (stored.outcome, stored.count) == ("ok", 3)
         assert (await other.queue("jobs").stats()).ready == 0
         await plane.close()
@@ -204,7 +202,7 @@ async def test_a_killed_server_leaves_a_started_entry(held: Any, tmp_path: Path)
         put = await carrier.post(f"{held.url}/v1/queue/enqueue", json={"queue": "jobs", "payload": 1})
         assert put.status_code < 300, put.text
         purging = asyncio.create_task(carrier.post(f"{held.url}/v1/queues/jobs/purge"))
-        await until_begun(tmp_path)
+        await eventually_async((tmp_path / "begun").exists)
         held.process.send_signal(signal.SIGKILL)
         with pytest.raises(httpx2.TransportError):
             await purging

@@ -50,7 +50,7 @@ from fastness.wire.queues import AckMessages, NewMessage, Receipts, ReceiveMessa
 from fastness.wire.worlds import ListWorlds
 from tests.support.http_server import Server, serving
 from tests.support.proxy import Proxy
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, eventually_async
 
 MEGABYTE = 1_048_576
 PATIENCE_SECONDS = 60.0  # Far more than any step needs.
@@ -104,12 +104,6 @@ def frames(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(ClientProtocol, "send_binary", sending)
     monkeypatch.setattr(Socket, "write_now", writing)
     return sent
-
-
-async def until_async(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not await condition():
-            await asyncio.sleep(0.005)
 
 
 # Every feature once, from a thread and from an event loop.
@@ -309,7 +303,7 @@ async def test_waiting_calls_do_not_block_other_calls(server: Server, name: str)
         async def enough_wait() -> bool:
             return (await plane.lease(name).describe()).waiting >= 2_000
 
-        await until_async(enough_wait)
+        await eventually_async(enough_wait)
         await asyncio.gather(*(plane.queue(name).put(number) for number in range(100)))
         assert (await plane.queue(name).stats()).ready == 100
     assert {type(outcome) for outcome in await asyncio.gather(*waiting, return_exceptions=True)} == {Closed}
@@ -561,7 +555,7 @@ async def wait_for_consumers(plane: AsyncPlane, name: str, consumers: int) -> No
     async def all_wait() -> bool:
         return (await plane.queue(name).stats()).waiting_consumers == consumers
 
-    await until_async(all_wait)
+    await eventually_async(all_wait)
 
 
 async def test_a_cancelled_receive_releases_its_message(server: Server, name: str) -> None:
@@ -587,7 +581,7 @@ async def test_a_cancelled_acquire_releases_its_lease(server: Server, name: str)
         async def waits() -> bool:
             return (await plane.lease(name).describe()).waiting == 1
 
-        await until_async(waits)
+        await eventually_async(waits)
         acquiring.cancel()
         with pytest.raises(asyncio.CancelledError):
             await acquiring

@@ -32,7 +32,7 @@ from tests.support.server_process import Server
 from tests.support.waiting import eventually
 
 SECONDS_MAX = 60.0
-UNLIMITED = {"ingress_pushes_per_minute": 0}
+UNLIMITED: dict[str, Any] = {"ingress_pushes_per_minute": 0}
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import fastness
 from tests.support.server_process import Server
 from tests.support.waiting import eventually
 
-UNLIMITED = {"ingress_pushes_per_minute": 0, "ingress_agent": "bob"}
+UNLIMITED: dict[str, Any] = {"ingress_pushes_per_minute": 0, "ingress_agent": "bob"}
 BURST = 20_000
 SECONDS_MAX = 60.0
 

@@ -175,9 +175,9 @@ def _become(request: dict[str, Any], fds: list[int]) -> None:
             "stdout": open(1, "w", encoding="utf-8", buffering=buffering),  # noqa: SIM115
             "stderr": open(2, "w", encoding="utf-8", buffering=1, errors="backslashreplace"),  # noqa: SIM115
         }
-        for name, stream in streams.items():
-            setattr(sys, name, stream)
-            setattr(sys, f"__{name}__", stream)  # A program that replaces the other one does not close the file.
+        for name, opened in streams.items():
+            setattr(sys, name, opened)
+            setattr(sys, f"__{name}__", opened)  # A program that replaces the other one does not close the file.
         os.chdir(request["folder"])
         os.environ.clear()
         os.environ.update(request["environment"])
