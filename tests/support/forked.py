@@ -226,6 +226,7 @@ def _run(arguments: list[str]) -> int:
         print(end.code, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
+        traceback.print_exc()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     return 0
