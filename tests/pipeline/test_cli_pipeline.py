@@ -7,11 +7,9 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -25,16 +23,22 @@ from fastness.pipeline import jobs
 from fastness.pipeline.config import Config
 from tests.pipeline import planes
 from tests.support.certificates import certificates
+from tests.support.forked import run_python
 from tests.support.server_process import Server
+from tests.support.waiting import POLLS_MAX_SPARK, eventually, exit_code
 
 Cli = Callable[..., Result]
-FASTNESS = [sys.executable, "-m", "fastness.cli"]
-WAIT_SECONDS = 120
 
 
 @pytest.fixture
-def built(tmp_path: Path) -> Any:
+def built(tmp_path: Path) -> planes.Built:
     return planes.build(tmp_path / "data", worlds=3, entries=150, messages=40, mails=20, activity=10)
+
+
+@pytest.fixture(scope="module")
+def unread(tmp_path_factory: pytest.TempPathFactory) -> planes.Built:
+    """A plane for commands that fail before they read it."""
+    return planes.build(tmp_path_factory.mktemp("unread") / "data", worlds=1, entries=10)
 
 
 @pytest.fixture
@@ -55,14 +59,15 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
 
 def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run `fastness pipeline` in its own process."""
-    command = [*FASTNESS, "pipeline", *words]
-    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+    return run_python(["-m", "fastness.cli", "pipeline", *words], env={**os.environ, **environment})
 
 
 # Output.
 
 
-def test_json_output_has_the_whole_job_result(cli: Cli, spark: SparkSession, built: Any, tmp_path: Path) -> None:
+def test_json_output_has_the_whole_job_result(
+    cli: Cli, spark: SparkSession, built: planes.Built, tmp_path: Path
+) -> None:
     words = ("ingest", "--data", built.url, "--lake", str(tmp_path / "lake"), "--json")
     job_result = json.loads(cli(*words).stdout)
     assert job_result["job"] == "ingest"
@@ -73,7 +78,7 @@ def test_json_output_has_the_whole_job_result(cli: Cli, spark: SparkSession, bui
     assert spark.range(3).count() == 3  # The session is still usable.
 
 
-def test_full_run_prints_a_table(cli: Cli, spark: SparkSession, built: Any, tmp_path: Path) -> None:
+def test_full_run_prints_a_table(cli: Cli, spark: SparkSession, built: planes.Built, tmp_path: Path) -> None:
     output = cli("run", "--data", built.path, "--lake", str(tmp_path / "lake")).stdout.splitlines()
     assert output[0].split() == ["job", "verdict", "rows", "seconds"]
     assert [line.split()[:2] for line in output[1 : 1 + len(jobs.FULL_RUN)]] == [[name, "ok"] for name in jobs.FULL_RUN]
@@ -82,7 +87,7 @@ def test_full_run_prints_a_table(cli: Cli, spark: SparkSession, built: Any, tmp_
 
 @pytest.mark.nightly
 def test_findings_are_printed_and_have_their_own_exit_code(
-    cli: Cli, spark: SparkSession, built: Any, tmp_path: Path
+    cli: Cli, spark: SparkSession, built: planes.Built, tmp_path: Path
 ) -> None:
     start, _ = planes.flip_byte(tmp_path / "data", built.worlds[1])
     words = ("--data", built.url, "--lake", str(tmp_path / "lake"))
@@ -96,7 +101,7 @@ def test_findings_are_printed_and_have_their_own_exit_code(
     assert {world for world, _ in found} == {built.worlds[1]}
 
 
-def test_universe_option_restricts_the_job(cli: Cli, spark: SparkSession, built: Any, tmp_path: Path) -> None:
+def test_universe_option_restricts_the_job(cli: Cli, spark: SparkSession, built: planes.Built, tmp_path: Path) -> None:
     other = planes.build(tmp_path / "data", worlds=1, entries=20, universe="other")
     words = ("ingest", "--data", built.url, "--lake", str(tmp_path / "lake"), "--json")
     assert json.loads(cli(*words, "--universe", "other").stdout)["rows"]["journal"] == other.entries
@@ -119,7 +124,7 @@ def test_load_writes_rows_of_a_file_once(cli: Cli, spark: SparkSession, tmp_path
 
 @pytest.mark.nightly
 def test_jobs_use_certificates_for_a_tls_server(
-    cli: Cli, spark: SparkSession, built: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, spark: SparkSession, built: planes.Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
@@ -140,13 +145,13 @@ def test_jobs_use_certificates_for_a_tls_server(
         server.kill()
 
 
-def test_vacuum_deletes_unused_files(cli: Cli, spark: SparkSession, built: Any, tmp_path: Path) -> None:
+def test_vacuum_deletes_unused_files(cli: Cli, spark: SparkSession, built: planes.Built, tmp_path: Path) -> None:
     lake = str(tmp_path / "lake")
     cli("ingest", "--data", built.url, "--lake", lake)
     assert "vacuum" in cli("vacuum", "--lake", lake).stdout
 
 
-def test_report_does_not_start_spark(built: Any, tmp_path: Path) -> None:
+def test_report_does_not_start_spark(built: planes.Built, tmp_path: Path) -> None:
     jobs.run("ingest", None, Config(data=built.url, lake=str(tmp_path / "lake")))
     done = run("report", "--lake", str(tmp_path / "lake"), "--json", JAVA_HOME="/nowhere")
     assert done.returncode == 0, done.stderr
@@ -170,8 +175,10 @@ def test_report_does_not_start_spark(built: Any, tmp_path: Path) -> None:
     ],
     ids=lambda words: words[0],
 )
-def test_command_for_an_existing_lake_does_not_make_one(cli: Cli, built: Any, tmp_path: Path, words: list[str]) -> None:
-    error = cli(*words, "--data", built.url, "--lake", str(tmp_path / "typo"), code=4).stderr
+def test_command_for_an_existing_lake_does_not_make_one(
+    cli: Cli, unread: planes.Built, tmp_path: Path, words: list[str]
+) -> None:
+    error = cli(*words, "--data", unread.url, "--lake", str(tmp_path / "typo"), code=4).stderr
     assert f"There is no lake at {tmp_path / 'typo'}; create one with: fastness pipeline ingest --lake" in error
     assert not (tmp_path / "typo").exists()
 
@@ -206,18 +213,17 @@ def test_missing_plane_has_its_exit_code(cli: Cli, spark: SparkSession, data: st
     assert json.loads(output)["detail"]
 
 
-def test_unwritable_lake_has_its_exit_code(cli: Cli, spark: SparkSession, built: Any, tmp_path: Path) -> None:
+def test_unwritable_lake_has_its_exit_code(cli: Cli, spark: SparkSession, unread: planes.Built, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    output = cli("ingest", "--data", built.url, "--lake", str(tmp_path / "file" / "lake"), code=9).stderr
+    output = cli("ingest", "--data", unread.url, "--lake", str(tmp_path / "file" / "lake"), code=9).stderr
     assert str(tmp_path / "file") in output
 
 
 @pytest.mark.parametrize("module", ["pyspark", "pyarrow", "deltalake"])
-def test_missing_extra_error_says_what_to_install(module: str, tmp_path: Path) -> None:
+def test_missing_extra_error_says_what_to_install(module: str, unread: planes.Built, tmp_path: Path) -> None:
     code = f"import sys; sys.modules[{module!r}] = None; from fastness.cli.main import main; main()"
-    fastness.open(f"dir:{tmp_path / 'data'}").close()
-    words = ["pipeline", "ingest", "--data", f"dir:{tmp_path / 'data'}", "--lake", str(tmp_path / "lake")]
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    words = ["pipeline", "ingest", "--data", unread.url, "--lake", str(tmp_path / "lake")]
+    done = run_python(["-c", code, *words])
     assert done.returncode == 9
     assert "pip install '.[spark]'" in done.stderr
     assert "Traceback" not in done.stderr
@@ -231,14 +237,17 @@ from fastness.cli.main import root
 try: root.main({words!r})
 except SystemExit: print(*sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_python(["-c", code], check=True)
     loaded = set(done.stdout.split())
     assert loaded & {"pyspark", "pyarrow", "deltalake", "pandas", "py4j"} == set()
     assert "fastness.cli.main" in loaded
 
 
-def test_missing_java_error_is_one_line_and_where_to_get_help(built: Any, tmp_path: Path) -> None:
-    done = run("ingest", "--data", built.url, "--lake", str(tmp_path / "lake"), JAVA_HOME="/nowhere")
+def test_missing_java_error_is_one_line_and_where_to_get_help(unread: planes.Built, tmp_path: Path) -> None:
+    words = ["ingest", "--data", unread.url, "--lake", str(tmp_path / "lake")]
+    command = [sys.executable, "-m", "fastness.cli", "pipeline", *words]  # As an operator runs it, without `-W error`.
+    environment = {**os.environ, "JAVA_HOME": "/nowhere"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 9
     error, help = done.stderr.splitlines()
     assert error.startswith("fastness: Spark did not start: ")
@@ -256,7 +265,7 @@ def fold(state, entry):
 
 
 @pytest.mark.nightly
-def test_interrupted_job_exits_with_130_and_one_line(built: Any, tmp_path: Path) -> None:
+def test_interrupted_job_exits_with_130_and_one_line(built: planes.Built, tmp_path: Path) -> None:
     flag = tmp_path / "folding"
     (tmp_path / "slowly.py").write_text(SLOW.format(flag=str(flag)))
     words = ["audit", "--data", built.url, "--lake", str(tmp_path / "lake"), "--reducer", "slowly:fold"]
@@ -265,17 +274,13 @@ def test_interrupted_job_exits_with_130_and_one_line(built: Any, tmp_path: Path)
     listener = threading.Thread(target=read_terminal, args=(terminal, output))
     listener.start()
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "TERM": "xterm"}
-    command = [*FASTNESS, "pipeline", *words]
+    command = [sys.executable, "-m", "fastness.cli", "pipeline", *words]
     with subprocess.Popen(command, env=environment, stderr=follower, start_new_session=True) as process:
         os.close(follower)
         try:
-            deadline = time.monotonic() + WAIT_SECONDS
-            while not flag.exists():
-                assert process.poll() is None, output
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            eventually(lambda: flag.exists() or process.poll() is not None, lambda: output, polls_max=POLLS_MAX_SPARK)
             os.killpg(process.pid, signal.SIGINT)  # To the whole process group, as a terminal does.
-            assert process.wait(WAIT_SECONDS) == exit_codes.INTERRUPTED
+            assert exit_code(process, polls_max=POLLS_MAX_SPARK) == exit_codes.INTERRUPTED
         finally:
             process.kill()
     listener.join()

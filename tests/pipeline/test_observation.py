@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from datetime import UTC, datetime, timedelta
@@ -34,11 +33,11 @@ from fastness.pipeline.observation.runs import RunRecorder, read_records
 from fastness.pipeline.observation.status import lake_status
 from fastness.pipeline.views import View, open_view
 from tests.pipeline import planes
+from tests.support.waiting import POLLS_MAX_SPARK, eventually
 
 DOCS = Path(__file__).parents[2] / "docs"
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 WAIT_SECONDS = 120
-START_SECONDS = 600  # Spark starts slowly on a busy machine.
 
 
 @pytest.fixture
@@ -360,13 +359,11 @@ def test_followed_ingest_answers_health_checks_in_its_own_process(built: Any, co
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         try:
-            deadline = time.monotonic() + START_SECONDS
-            while not is_ready(port):
-                assert process.poll() is None, process.stderr and process.stderr.read()
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+            eventually(
+                lambda: is_ready(port) or process.poll() is not None, "that it is ready", polls_max=POLLS_MAX_SPARK
+            )
             process.send_signal(signal.SIGTERM)
-            output, errors = process.communicate(timeout=START_SECONDS)
+            output, errors = process.communicate()
             assert process.returncode == 0, errors
         finally:
             process.kill()

@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
 import time
 from datetime import timedelta, timezone
 from pathlib import Path
@@ -24,6 +22,7 @@ from fastness.pipeline.source.selections import COLUMNS, OPTIONS
 from fastness.pipeline.source.writers import BatchWriter, parse_load
 from fastness.pipeline.views import open_view
 from tests.pipeline import planes
+from tests.support.forked import run_python
 from tests.support.http_server import serving
 
 
@@ -477,10 +476,10 @@ def test_documentation_names_every_option_and_column():
 
 
 @pytest.mark.parametrize("missing", ["orjson", "pyarrow"])
-def test_spark_finds_other_sources_without_the_spark_extra(missing):
+def test_spark_finds_other_sources_without_the_spark_extra(missing: str) -> None:
     program = (
         f"import sys; sys.modules[{missing!r}] = None\n"
         "import pyspark_fastness; assert not hasattr(pyspark_fastness, 'DefaultSource')"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = run_python(["-c", program])
     assert done.returncode == 0, done.stderr

@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,8 @@ from pyspark.sql import SparkSession
 
 from fastness.errors import InvalidArgument, Unsupported
 from fastness.pipeline import java_runtime, progress, sessions, tasks
+from tests.support.forked import run_python, start_python
+from tests.support.waiting import POLLS_MAX_SPARK, eventually
 
 # The commands that Spark's scripts need; none of them is Java.
 TOOLS = ("bash", "dirname", "env", "ps", "sh", "uname")
@@ -23,8 +24,7 @@ TOOLS = ("bash", "dirname", "env", "ps", "sh", "uname")
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run code in a Python process whose environment has no Java except what is given."""
     kept = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "FASTNESS_DEBUG")}
-    command = [sys.executable, "-W", "error", "-c", code]
-    return subprocess.run(command, env=kept | environment, capture_output=True, text=True, check=False)
+    return run_python(["-c", code], env=kept | environment)
 
 
 @pytest.fixture
@@ -228,12 +228,10 @@ def test_interrupt_during_start_leaves_no_java_process(tmp_path: Path) -> None:
     script(tmp_path / "bin" / "java", f'[ "$1" = -version ] || {{ echo $$ >> {pids}; exec sleep 60; }}')
     code = "from fastness.pipeline import sessions; sessions.start()"
     environment = {**os.environ, "JAVA_HOME": str(tmp_path)}
-    with subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE) as process:
-        while not (pids.exists() and pids.read_text().endswith("\n")):
-            assert process.poll() is None
-            time.sleep(0.01)
+    with start_python(["-c", code], env=environment, stderr=subprocess.PIPE) as process:
+        eventually(lambda: (pids.exists() and pids.read_text().endswith("\n")) or process.poll() is not None)
         process.send_signal(signal.SIGINT)
-        _, output = process.communicate(timeout=60)
+        _, output = process.communicate()
     assert b"KeyboardInterrupt" in output
     assert [pid for pid in pids.read_text().split() if is_alive(pid)] == []
 
@@ -268,9 +266,8 @@ def test_task_progress_is_reported(spark: SparkSession, tmp_path: Path) -> None:
     def slow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Block the last task until the progress of the others was reported."""
         for batch in batches:
-            deadline = time.monotonic() + 60
-            while 3 in batch["id"].to_pylist() and not seen.exists() and time.monotonic() < deadline:
-                time.sleep(0.01)
+            if 3 in batch["id"].to_pylist():
+                eventually(seen.exists, "a report of the progress of the others", polls_max=POLLS_MAX_SPARK)
             yield batch
 
     with progress.report_progress(spark, report):
