@@ -5,7 +5,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,9 +20,9 @@ from fastness.pipeline.config import Config
 from fastness.pipeline.lake import Lake
 from fastness.pipeline.schemas import JOURNAL, TABLES
 from tests.pipeline import planes
+from tests.support.waiting import POLLS_MAX_SPARK, eventually
 
 SPARK_HOME = Path(pyspark.__file__).parent
-START_SECONDS = 120
 DEFAULTS = """
 spark.driver.extraJavaOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
 spark.executor.extraJavaOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
@@ -59,21 +58,19 @@ def free_port() -> int:
         return port
 
 
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 @contextmanager
 def server_process(command: list[str], port: int, log: Path) -> Iterator[None]:
     """Run a server in its own process, and wait until it listens."""
     env = environment(log.parent)
     with log.open("wb") as said, subprocess.Popen(command, env=env, stdout=said, stderr=said) as server:
         try:
-            deadline = time.monotonic() + START_SECONDS
-            while True:
-                try:
-                    socket.create_connection(("127.0.0.1", port), 1).close()
-                    break
-                except OSError:
-                    assert server.poll() is None, log.read_text()
-                    assert time.monotonic() < deadline, log.read_text()
-                    time.sleep(0.05)
+            eventually(lambda: listens(port) or server.poll() is not None, log.read_text, polls_max=POLLS_MAX_SPARK)
+            assert server.poll() is None, log.read_text()
             yield
         finally:
             server.terminate()
@@ -154,7 +151,7 @@ spark.stop()
 """
 
 
-@pytest.mark.nightly
+@pytest.mark.thorough
 def test_one_frame_gives_the_same_rows_in_every_query_through_connect(tmp_path: Path, built: Any) -> None:
     with connect_server(tmp_path) as remote:
         command = [sys.executable, "-W", "error", "-c", REUSE, remote, built.url, str(built.entries)]
@@ -162,8 +159,13 @@ def test_one_frame_gives_the_same_rows_in_every_query_through_connect(tmp_path: 
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("run", [run_on_a_cluster, run_through_connect])
+@pytest.mark.parametrize(
+    "run",
+    [
+        pytest.param(run_on_a_cluster, marks=pytest.mark.thorough),
+        pytest.param(run_through_connect, marks=pytest.mark.rotating),
+    ],
+)
 def test_all_jobs_run_on_a_cluster_and_through_connect(
     run: Callable[[Path], tuple[list[dict[str, Any]], int, int]], tmp_path: Path
 ) -> None:
@@ -187,7 +189,7 @@ def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, st
         yield options
 
 
-@pytest.mark.nightly
+@pytest.mark.thorough
 def test_jobs_run_with_segments_and_lake_on_s3(spark: SparkSession, s3: dict[str, str], tmp_path: Path) -> None:
     objects = "s3://bucket/objects"
     built = planes.build(tmp_path / "data", worlds=3, entries=200, messages=50, mails=20, activity=10, objects=objects)

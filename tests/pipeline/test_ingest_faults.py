@@ -47,6 +47,8 @@ from fastness.runtime.activity import format as log_format
 from fastness.testing.clock import ManualClock
 from fastness.wire.queues import QueuePolicy
 from tests.pipeline import planes
+from tests.support.forked import run_python, start_python
+from tests.support.waiting import POLLS_MAX_SPARK, eventually, exit_code
 
 WORLDS = 4
 ENTRIES = 200
@@ -293,8 +295,8 @@ def test_concurrent_processes_ingest_every_row_once(
     )
     children = []
     for _ in range(2):
-        child = subprocess.Popen(
-            [sys.executable, "-c", code, config(plane).data, config(plane).lake],
+        child = start_python(
+            ["-c", code, config(plane).data, config(plane).lake],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -307,7 +309,7 @@ def test_concurrent_processes_ingest_every_row_once(
         child.stdin.write("go\n")
         child.stdin.flush()
     for child in children:
-        child.communicate(timeout=120)
+        child.communicate()
         assert child.returncode == 0
     assert content(plane) == right
 
@@ -858,6 +860,37 @@ def test_dropped_entity_versions_are_quarantined(plane: Path, monkeypatch: pytes
     assert ingest.run(None, config(plane)).rows["entity_changes"] == 0
 
 
+ENDS_ITSELF = """
+import os, signal, sys
+from fastness.pipeline.config import Config
+from fastness.pipeline.intake import ingest_run, plans
+from fastness.pipeline.jobs import ingest
+from fastness.pipeline.lake import LakeTable
+ingest_run.INGEST_TASK_BYTES, plans.INGEST_WORLD_ROWS = 8_000, 120
+replace, left = LakeTable.replace, iter(range(int(sys.argv[3])))
+
+def replace_or_end(self, *args, **options):
+    if next(left, None) is None:
+        os.kill(os.getpid(), signal.SIGKILL)
+    replace(self, *args, **options)
+
+LakeTable.replace = replace_or_end
+ingest.run(None, Config(data=sys.argv[1], lake=sys.argv[2]))
+"""
+
+
+def test_killed_processes_are_continued(plane: Path, expected_content: Callable[[], dict[str, Any]]) -> None:
+    damage(plane)
+    right = expected_content()
+    for commits_made in (1, 3):
+        done = run_python(["-c", ENDS_ITSELF, config(plane).data, config(plane).lake, str(commits_made)])
+        assert done.returncode == -signal.SIGKILL, done.stderr
+    assert commits(plane) >= 1 + 3
+    ingest.run(None, config(plane))
+    assert content(plane) == right
+    assert list(plane.glob(".view-*")) == []  # That of a killed process is deleted by the next.
+
+
 CHILD = """
 import sys
 from fastness.pipeline import sessions
@@ -890,7 +923,7 @@ def ingest_processes(plane: Path, count: int) -> Iterator[list[subprocess.Popen[
         for child in children:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)  # With its JVM and workers, which would end later by themselves.
-            child.communicate(timeout=60)
+            child.communicate()
 
 
 def kill_after(plane: Path, child: "subprocess.Popen[str]", count: int, seconds: float) -> bool:
@@ -898,16 +931,17 @@ def kill_after(plane: Path, child: "subprocess.Popen[str]", count: int, seconds:
     assert child.stdout is not None
     assert child.stdin is not None
     assert child.stdout.readline() == "ready\n"
-    target, deadline = commits(plane) + count, time.monotonic() + 120
+    target = commits(plane) + count
     child.stdin.write("go\n")
     child.stdin.flush()
-    while commits(plane) < target and child.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
+    eventually(
+        lambda: commits(plane) >= target or child.poll() is not None, f"commit {target}", polls_max=POLLS_MAX_SPARK
+    )
     time.sleep(seconds)
     is_under_way = child.poll() is None
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
-    child.wait(60)
+    exit_code(child)
     return is_under_way
 
 
@@ -930,6 +964,7 @@ def kill_and_finish(
     assert content(plane) == right, f"seed {seed}"
 
 
+@pytest.mark.rotating  # It starts a Spark of its own; `test_killed_processes_are_continued` needs none.
 def test_killed_ingest_is_completed_by_the_next(
     spark: SparkSession, plane: Path, expected_content: Callable[[], dict[str, Any]]
 ) -> None:

@@ -1,8 +1,8 @@
 """Tables of the lake: atomic commits, watermarks, compaction and vacuum."""
 
+import inspect
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
@@ -36,6 +36,8 @@ from fastness.pipeline.lake import (
     watermark_files,
 )
 from fastness.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, TABLES
+from tests.support.forked import start_python
+from tests.support.waiting import exit_code
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +52,15 @@ def s3() -> Iterator[dict[str, str]]:
     server.stop()
 
 
-@pytest.fixture(params=["folder", "s3"])
+@pytest.fixture(params=["folder", pytest.param("s3", marks=pytest.mark.rotating)])
 def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
     if request.param == "folder":
         return Lake(str(tmp_path / "lake"))
     return Lake(f"s3://lake/{tmp_path.name}", request.getfixturevalue("s3"))
+
+
+# Commits that race are decided by the store, so each run tests them on both.
+on_both_stores = pytest.mark.parametrize("lake", ["folder", "s3"], indirect=True)
 
 
 def entries(universe: str, world: str, heights: range) -> pa.Table:
@@ -119,6 +125,7 @@ def test_files_that_are_not_in_the_lake_are_not_committed(lake: Lake, loss: str)
     assert heights(again, "ada") == list(range(5))
 
 
+@on_both_stores
 def test_commit_from_an_outdated_watermark_writes_nothing(lake: Lake) -> None:
     first, second = lake.table(JOURNAL), lake.table(JOURNAL)
     first.append_rows(entries("main", "bob", range(1)), {"journal/main/bob": Move(0, 1)})
@@ -142,6 +149,7 @@ def test_commits_of_different_watermarks_do_not_conflict(lake: Lake) -> None:
     assert lake.table(JOURNAL).count() == 11
 
 
+@on_both_stores
 def test_concurrent_creation_makes_one_table(lake: Lake) -> None:
     first, second = lake.table(JOURNAL), lake.table(JOURNAL)
     first.append_rows(entries("main", "ada", range(5)), {"journal/main/ada": Move(0, 5)})
@@ -197,13 +205,12 @@ def test_a_commit_writes_the_watermarks_that_it_moves(tmp_path: Path) -> None:
 
 
 _WRITER = """
-import runpy, sys
+import sys
 from fastness.errors import TransactionConflict
 from fastness.pipeline.lake import Lake, Move
 from fastness.pipeline.schemas import JOURNAL
 
-entries = runpy.run_path(sys.argv[1])["entries"]
-table, own = Lake(sys.argv[2]).table(JOURNAL), sys.argv[3]
+table, own = Lake(sys.argv[1]).table(JOURNAL), sys.argv[2]
 print("ready", flush=True)
 sys.stdin.readline()
 for n in range(12):
@@ -224,9 +231,10 @@ for n in range(12):
 def test_two_processes_that_commit_at_once_lose_no_move_and_repeat_no_row(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path / "lake"))
     lake.table(JOURNAL).append([], {"journal/main/ada": Move(0, 0)})
-    command = [sys.executable, "-c", _WRITER, __file__, str(tmp_path / "lake")]
+    code = f"import pyarrow as pa\n{inspect.getsource(entries)}\n{_WRITER}"  # Without the other imports of this file.
+    command = ["-c", code, str(tmp_path / "lake")]
     writers = [
-        subprocess.Popen([*command, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        start_python([*command, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for name in ("ada", "bob")
     ]
     for writer in writers:
@@ -236,7 +244,7 @@ def test_two_processes_that_commit_at_once_lose_no_move_and_repeat_no_row(tmp_pa
         assert writer.stdin is not None
         writer.stdin.write("go\n")
         writer.stdin.flush()
-    assert [writer.wait(60) for writer in writers] == [0, 0]
+    assert [exit_code(writer) for writer in writers] == [0, 0]
     for writer in writers:
         writer.communicate()
     found = lake.table(JOURNAL)
@@ -358,6 +366,7 @@ def test_concurrent_overwrites_of_an_empty_table_conflict(lake: Lake) -> None:
         lake.table(JOURNAL).overwrite([])
 
 
+@on_both_stores
 def test_concurrent_overwrites_conflict(lake: Lake) -> None:
     lake.table(JOURNAL).append_rows(entries("main", "ada", range(5)))
     first, second = lake.table(JOURNAL), lake.table(JOURNAL)
@@ -614,13 +623,12 @@ def test_spark_reads_committed_rows_and_writes_files(spark: SparkSession, lake: 
     assert copied.rows().sort_by(keys) == table.rows().sort_by(keys)
 
 
-def _raise_unreachable(task: bytes) -> bytes:
-    raise Unreachable(f"{task.decode()} does not answer")
-
-
 def test_error_on_an_executor_is_raised_on_the_driver(spark: SparkSession) -> None:
+    def work(task: bytes) -> bytes:  # A function of the module would make the executor import this file.
+        raise Unreachable(f"{task.decode()} does not answer")
+
     with pytest.raises(Unreachable, match=r"^the store does not answer$"):
-        list(tasks.execute(spark, _raise_unreachable, [b"the store"]))
+        list(tasks.execute(spark, work, [b"the store"]))
 
 
 def test_compaction_on_executors(spark: SparkSession, tmp_path: Path) -> None:

@@ -3,8 +3,7 @@
 import fcntl
 import os
 import shutil
-import subprocess
-import sys
+import signal
 import threading
 import time
 from collections import Counter
@@ -56,6 +55,7 @@ from fastness.pipeline.views import server as server_views
 from fastness.runtime.activity import rotation
 from fastness.wire.backups import BackupFile
 from tests.pipeline import planes
+from tests.support.forked import run_python
 from tests.support.http_server import serving
 
 WAIT_SECONDS = 60
@@ -115,10 +115,17 @@ def test_directory_view_has_every_record(data, staging):
     assert [snapshot.height for snapshot in cold.snapshots] == [0, 111, 223]
 
 
+@pytest.fixture(scope="module")
+def read_only(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plane that tests only read."""
+    path: Path = tmp_path_factory.mktemp("read-only") / "data"
+    planes.build(path, worlds=2, entries=300)
+    return path
+
+
 @pytest.mark.parametrize("start", [0, 1, 63, 64, 100, 191, 192, 250, 301])
-def test_chunks_cover_the_heights_from_start_to_head(data, staging, start):
-    planes.build(data, worlds=2, entries=300)
-    with open_view(config(data)) as view:
+def test_chunks_cover_the_heights_from_start_to_head(read_only: Path, staging: str, start: int) -> None:
+    with open_view(config(read_only)) as view:
         world = view.world("main", "world-0001")
         chunks = view.chunks(world, start, staging)
         rows, damaged = rows_of(view, chunks)
@@ -166,7 +173,7 @@ def test_view_deletes_its_folder_and_those_of_dead_processes(data):
         "import os, sys; from fastness.pipeline.views import open_view; from fastness.pipeline.config import Config\n"
         "view = open_view(Config(data=sys.argv[1], lake='')); os.kill(os.getpid(), 9)"
     )
-    subprocess.run([sys.executable, "-c", child, f"dir:{data}"], check=False)
+    assert run_python(["-c", child, f"dir:{data}"]).returncode == -signal.SIGKILL
     assert len(list(data.glob(".view-*"))) == 1
     with open_view(config(data)) as first:
         (folder,) = data.glob(".view-*")  # The stale one is deleted; this one is ours.
@@ -619,7 +626,9 @@ def test_cached_sst_file_of_another_plane_is_not_used(data, staging, cache, tmp_
     assert len(ends) == 2  # The same pairs in two key spaces.
 
 
-@pytest.mark.parametrize("damage", ["flip", "truncate", "delete", "empty"])
+@pytest.mark.parametrize(
+    "damage", ["flip", "delete", *(pytest.param(each, marks=pytest.mark.rotating) for each in ("truncate", "empty"))]
+)
 def test_damaged_cache_is_fetched_again(data, staging, cache, monkeypatch, damage):
     planes.build(data, worlds=2, entries=300)
     with RocksDatabase(data / "kv") as database:
@@ -666,7 +675,14 @@ def test_concurrent_views_of_one_server_share_the_cache(data, staging, cache, mo
     assert cleared
 
 
-@pytest.mark.parametrize("path", ["activity/../../../owned", "keyspace/../../owned", "keyspace//owned.sst"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "activity/../../../owned",
+        "keyspace/../../owned",
+        pytest.param("keyspace//owned.sst", marks=pytest.mark.rotating),
+    ],
+)
 def test_server_cannot_write_outside_the_view(data, cache, monkeypatch, path):
     planes.build(data, worlds=1, entries=10)
     files = Backups.files

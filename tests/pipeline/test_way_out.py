@@ -12,11 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from click.testing import CliRunner
-from pyspark.sql import SparkSession
 
 from fastness.cli.main import root
 from fastness.errors import InvalidArgument, WouldLoseData
-from fastness.limits import HISTORY_OVERLAP_MS
+from fastness.limits import ENTITY_HISTORY_VERSIONS, HISTORY_OVERLAP_MS
 from fastness.pipeline.config import Config
 from fastness.pipeline.intake.quarantine import Quarantine
 from fastness.pipeline.jobs import accept, audit, backfill, contents, forget, ingest, reset
@@ -52,6 +51,15 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         plane.queue("audited").put_many([1, 2])
         clock.advance_ms(HISTORY_OVERLAP_MS * 2)
         plane.queue("audited").put(3)
+    return path
+
+
+@pytest.fixture(scope="module")
+def ingested(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plane with a lake, for tests that change neither."""
+    path: Path = tmp_path_factory.mktemp("ingested") / "data"
+    shutil.copytree(built, path)
+    ingest.run(None, config(path))
     return path
 
 
@@ -336,17 +344,16 @@ LISTINGS = {
         ("accept", "--kind"),
     ],
 )
-def test_name_of_no_source_is_refused(plane: Path, spark: SparkSession, command: str, option: str) -> None:
-    assert spark.range(1).count() == 1  # `backfill` uses it.
-    ingest.run(None, config(plane))
-    before = content(plane)
-    arguments = ["--data", str(plane), "--lake", config(plane).lake, option, "nope"]
+@pytest.mark.usefixtures("spark")  # `backfill` uses the session, or starts one.
+def test_name_of_no_source_is_refused(ingested: Path, command: str, option: str) -> None:
+    before = content(ingested)
+    arguments = ["--data", str(ingested), "--lake", config(ingested).lake, option, "nope"]
     result = CliRunner().invoke(root, ["pipeline", command, *arguments])
     assert result.exit_code == 4, result.output
     assert f"has the {option[2:]} 'nope' in universe main" in result.output
     assert result.output.partition("\n")[0].endswith(LISTINGS[option])
-    assert content(plane) == before
-    assert lake(plane).table(TOMBSTONES).count() == 0
+    assert content(ingested) == before
+    assert lake(ingested).table(TOMBSTONES).count() == 0
 
 
 def test_source_that_only_the_lake_has_is_known(plane: Path) -> None:
@@ -383,7 +390,7 @@ def test_digits_of_a_hash_are_no_name(tmp_path: Path) -> None:
     assert searching.search(Lake(str(tmp_path)).location, ["ada"]).found == {"records.cbor": 1}
 
 
-@pytest.mark.parametrize("step", range(0, 28, 9))
+@pytest.mark.parametrize("step", [0, *(pytest.param(n, marks=pytest.mark.rotating) for n in (9, 18)), 27])
 def test_killed_forgetting_is_continued(plane: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     ingest.run(None, config(plane))
     with monkeypatch.context() as patch:
@@ -485,11 +492,13 @@ def test_backfill_reports_rows_that_differ_and_leaves_them(plane: Path) -> None:
     assert backfill.run(None, config(plane), everything=True).ok
 
 
+@pytest.mark.parametrize("kept", [10, pytest.param(ENTITY_HISTORY_VERSIONS, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("job", ["accept", "backfill"])
-def test_entity_with_more_versions_than_the_plane_keeps_ends_with_exit_code_0(plane: Path, job: str) -> None:
-    with planes.opened(f"dir:{plane}", universe="main", clock=ManualClock(planes.START_MS)) as opened:
-        for n in range(1_500):
-            opened.entities.write("counter", "c", {"n": n})
+def test_entity_with_more_versions_than_the_plane_keeps_ends_with_exit_code_0(
+    plane: Path, job: str, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fastness.layers.entities.ENTITY_HISTORY_VERSIONS", kept)
+    write_counter(plane, *range(kept + kept // 2))
 
     def command(*words: str) -> int:
         return (
@@ -502,7 +511,7 @@ def test_entity_with_more_versions_than_the_plane_keeps_ends_with_exit_code_0(pl
     assert run(None, config(plane), kinds=["counter"], lost=True).ok
     assert ingest.run(None, config(plane)).ok
     assert command("status") == 0
-    assert [(row.start, row.end) for row in Quarantine(lake(plane)).rows()] == [(1, 500)]
+    assert [(row.start, row.end) for row in Quarantine(lake(plane)).rows()] == [(1, kept // 2)]
 
 
 RULES = """
