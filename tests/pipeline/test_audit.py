@@ -54,7 +54,7 @@ def create_worlds(tx: Transaction, names: list[str], wrong: str | None) -> None:
             snapshots.commit(tx, world, record, promote=promote)
 
 
-@pytest.mark.nightly
+@pytest.mark.thorough
 def test_audit_finds_one_wrong_baseline_among_a_thousand_worlds(spark: SparkSession, tmp_path: Path) -> None:
     names = [f"world-{n:04}" for n in range(1_000)]
     with planes.opened(f"dir:{tmp_path / 'data'}") as plane:
@@ -103,10 +103,10 @@ def test_audit_reports_every_kind_of_damage_and_nothing_else(spark: SparkSession
     }
 
 
-def test_audit_finds_missing_duplicate_and_changed_rows_of_the_lake(spark: SparkSession, tmp_path: Path) -> None:
+def test_audit_finds_missing_duplicate_and_changed_rows_of_the_lake(tmp_path: Path) -> None:
     planes.build(tmp_path / "data", worlds=3, entries=100)
     config = config_of(tmp_path, None)
-    ingest.run(spark, config)
+    ingest.run(None, config)
     journal = Lake(config.lake).table(JOURNAL)
     rows = journal.rows().to_pylist()
 
@@ -119,18 +119,18 @@ def test_audit_finds_missing_duplicate_and_changed_rows_of_the_lake(spark: Spark
     for n, height in zip(swapped, (41, 40), strict=True):
         rows[n] = {**rows[n], "height": height}
     journal.overwrite(pa.Table.from_pylist(rows, JOURNAL.schema).to_batches())
-    result = audit.run(spark, config)
+    result = audit.run(None, config)
     assert found(result) == {(f"world-{n:04}", 0, "lake") for n in range(3)}
     assert {row["verdict"] for name, row in states(config).items() if name != "empty"} == {"contradicts"}
 
 
-def test_audit_accepts_a_lake_behind_the_plane_and_rejects_one_ahead(spark: SparkSession, tmp_path: Path) -> None:
+def test_audit_accepts_a_lake_behind_the_plane_and_rejects_one_ahead(tmp_path: Path) -> None:
     """Behind is fine: the next ingest adds the rest. Ahead means that the plane lost records."""
     planes.build(tmp_path / "data", worlds=2, entries=60)
     config = config_of(tmp_path)
-    ingest.run(spark, config)
+    ingest.run(None, config)
     planes.extend(tmp_path / "data", ["world-0000", "world-0001"], 20)
-    assert audit.run(spark, config).ok
+    assert audit.run(None, config).ok
 
     def cut_off(tx: Transaction) -> int:
         world = World("main", "world-0000")
@@ -140,35 +140,35 @@ def test_audit_accepts_a_lake_behind_the_plane_and_rejects_one_ahead(spark: Spar
 
     with planes.opened(config.data) as plane:
         head = plane.transact(cut_off)
-    result = audit.run(spark, config)
+    result = audit.run(None, config)
     assert ("world-0000", head, "lake") in found(result)
     assert {each["world"] for each in result.findings} == {"world-0000"}
 
 
-def test_audit_reads_only_the_selected_universes(spark: SparkSession, tmp_path: Path) -> None:
+def test_audit_reads_only_the_selected_universes(tmp_path: Path) -> None:
     data = tmp_path / "data"
     planes.build(data, worlds=1, entries=50)
     planes.build(data, worlds=1, entries=50, universe="other")
     planes.plant_baseline(data, "world-0000", b"wrong", universe="other")
     config = config_of(tmp_path)
-    both = audit.run(spark, config)
+    both = audit.run(None, config)
     assert {each["universe"] for each in both.findings} == {"other"}
-    result = audit.run(spark, msgspec.structs.replace(config, universes=("main",)))
+    result = audit.run(None, msgspec.structs.replace(config, universes=("main",)))
     assert result.ok
     assert result.rows["worlds"] == 2
     universes = Lake(config.lake).table(WORLD_STATE).rows().column("universe").to_pylist()
     assert sorted(universes) == ["main", "main", "other", "other"]
 
 
-def test_audit_rejects_an_unknown_reducer_before_it_starts(spark: SparkSession, tmp_path: Path) -> None:
+def test_audit_rejects_an_unknown_reducer_before_it_starts(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="Cannot load the reducer"):
-        audit.run(spark, config_of(tmp_path, "nowhere:nothing"))
+        audit.run(None, config_of(tmp_path, "nowhere:nothing"))
 
 
-def test_audit_of_a_plane_without_worlds_has_no_findings(spark: SparkSession, tmp_path: Path) -> None:
+def test_audit_of_a_plane_without_worlds_has_no_findings(tmp_path: Path) -> None:
     with fastness.open(f"dir:{tmp_path / 'data'}"):
         pass
-    result = audit.run(spark, config_of(tmp_path, None))
+    result = audit.run(None, config_of(tmp_path, None))
     assert result.ok
     assert result.rows["worlds"] == 0
 
@@ -200,7 +200,7 @@ def test_audit_reads_a_plane_through_a_running_server(
     assert "3 of 5 worlds have findings" in (tmp_path / "lake" / "reports" / "latest.html").read_text()
 
 
-def test_concurrent_audits_leave_one_row_per_world(spark: SparkSession, tmp_path: Path) -> None:
+def test_concurrent_audits_leave_one_row_per_world(tmp_path: Path) -> None:
     planes.build(tmp_path / "data", worlds=3, entries=20)
     config = config_of(tmp_path)
     for _ in range(2):  # First without the table, then with its rows.
@@ -208,9 +208,9 @@ def test_concurrent_audits_leave_one_row_per_world(spark: SparkSession, tmp_path
 
         def overtake(what: str, done: int, total: int, others: list[JobResult] = others) -> None:
             if not others:
-                others.append(audit.run(spark, config))
+                others.append(audit.run(None, config))
 
-        result = audit.run(spark, config, progress=overtake)
+        result = audit.run(None, config, progress=overtake)
         assert others[0].ok
         assert others[0].rows == result.rows
         worlds = Lake(config.lake).table(WORLD_STATE).rows().column("world").to_pylist()

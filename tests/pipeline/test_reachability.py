@@ -171,9 +171,9 @@ def test_unreferenced_blob_is_reported_with_its_size_and_place(found: SimpleName
     assert found.result.notes[0].startswith("main: 4 of ")
 
 
-def test_only_old_blobs_are_reclaimable(spark: SparkSession, found: SimpleNamespace) -> None:
+def test_only_old_blobs_are_reclaimable(found: SimpleNamespace) -> None:
     assert {row["reclaimable"] for row in rows(found.config).values()} == {False}
-    result = reachability.run(spark, found.config, now=NOW + timedelta(days=2))
+    result = reachability.run(None, found.config, now=NOW + timedelta(days=2))
     after = rows(found.config)
     assert {row["reclaimable"] for row in after.values()} == {True}
     assert {row["since"] for row in after.values()} == {NOW.replace(microsecond=NOW.microsecond // 1_000 * 1_000)}
@@ -189,48 +189,48 @@ def test_nothing_is_deleted(found: SimpleNamespace) -> None:
             assert plane.blobs.get(found.lost[name])
 
 
-def test_blob_that_was_referenced_again_starts_a_new_period(spark: SparkSession, tmp_path: Path) -> None:
+def test_blob_that_was_referenced_again_starts_a_new_period(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     with fastness.open(config.data) as plane:
         hash = plane.blobs.put(b"mine")
-    reachability.run(spark, config, now=NOW)
+    reachability.run(None, config, now=NOW)
     with fastness.open(config.data) as plane:
         plane.pairs.put(b"mine", hash.encode())
-    reachability.run(spark, config, now=NOW + timedelta(days=1))
+    reachability.run(None, config, now=NOW + timedelta(days=1))
     assert rows(config) == {}
     with fastness.open(config.data) as plane:
         plane.pairs.delete(b"mine")
-    reachability.run(spark, config, now=NOW + timedelta(days=2))
+    reachability.run(None, config, now=NOW + timedelta(days=2))
     assert (rows(config)[hash]["since"] - NOW).days in (1, 2)
     assert not rows(config)[hash]["reclaimable"]
 
 
-def test_nothing_is_reclaimable_if_damage_hides_references(spark: SparkSession, tmp_path: Path) -> None:
+def test_nothing_is_reclaimable_if_damage_hides_references(tmp_path: Path) -> None:
     planes.build(tmp_path / "data", worlds=2, entries=200)
     config = config_of(tmp_path)
     with fastness.open(config.data) as plane:
         plane.blobs.put(b"not referred to")
     planes.remove_segment(tmp_path / "data", "world-0001")
-    result = reachability.run(spark, config, now=NOW + timedelta(days=9), grace_seconds=0)
+    result = reachability.run(None, config, now=NOW + timedelta(days=9), grace_seconds=0)
     assert not result.ok
     assert "segments/main/world-0001/0-" in result.findings[0]["detail"]
     assert result.rows["unreachable"] == 1
     assert result.rows["reclaimable"] == 0
 
 
-def test_universes_have_separate_blobs(spark: SparkSession, tmp_path: Path) -> None:
+def test_universes_have_separate_blobs(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     with fastness.open(config.data) as plane:
         hash = plane.blobs.put(b"mine")
         by_message(plane, hash)
     with fastness.open(config.data, universe="other") as plane:
         plane.blobs.put(b"mine")
-    reachability.run(spark, config, now=NOW)
+    reachability.run(None, config, now=NOW)
     (row,) = rows(config).values()
     assert (row["universe"], row["hash"]) == ("other", hash)
 
 
-def test_a_dry_run_of_a_collection_finds_the_same_blobs(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_dry_run_of_a_collection_finds_the_same_blobs(tmp_path: Path) -> None:
     """Two independent searches of one plane agree, except that a session log keeps no blob."""
     config = config_of(tmp_path)
     with fastness.open(config.data, universe="other") as plane:
@@ -254,7 +254,7 @@ def test_a_dry_run_of_a_collection_finds_the_same_blobs(spark: SparkSession, tmp
         services = plane._transport.services
         search = garbage_collection.Search(services.database, services.objects)
         planned = plane.gc(dry_run=True)
-    assert reachability.run(spark, config, now=NOW).ok
+    assert reachability.run(None, config, now=NOW).ok
     table = Lake(config.lake).table(UNREACHABLE).rows()
     unreachable = {(row["universe"], row["hash"]) for row in table.to_pylist()}
     unreferenced = {(found.universe, found.hash) for found in search.unreferenced}

@@ -35,7 +35,7 @@ from fastness.runtime.maintenance.scan import scan_range
 
 
 def run(
-    spark: SparkSession,
+    spark: SparkSession | None,
     config: Config,
     *,
     progress: Callable[[str, int, int], None] | None = None,
@@ -90,7 +90,7 @@ def run(
 class _BlobMarker:
     """The blobs of one universe, and which of them are referenced. Takes about 200 bytes of memory per blob."""
 
-    def __init__(self, spark: SparkSession, config: Config, view: View, universe: str, staged: Location) -> None:
+    def __init__(self, spark: SparkSession | None, config: Config, view: View, universe: str, staged: Location) -> None:
         self.blobs = {blob.hash: blob for blob in view.blobs(universe)}
         self.marked: set[str] = set()
         self.missing: list[str] = []  # Sources that could not be searched.
