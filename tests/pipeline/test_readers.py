@@ -33,6 +33,7 @@ def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return lake
 
 
+@pytest.fixture(scope="module")
 def by_spark(spark: SparkSession, lake: Path) -> Summary:
     rows = Lake(str(lake)).table(JOURNAL).read(spark).groupBy("universe", "world")
     found = rows.agg(functions.count("*").alias("rows"), functions.sum("height").alias("heights")).collect()
@@ -69,12 +70,11 @@ def by_polars(lake: Path) -> Summary:
 
 @pytest.mark.parametrize("read", [by_duckdb, by_duckdb_over_arrow, by_polars])
 def test_duckdb_and_polars_read_the_same_rows_as_spark(
-    read: Callable[[Path], Summary], spark: SparkSession, lake: Path
+    read: Callable[[Path], Summary], by_spark: Summary, lake: Path
 ) -> None:
-    expected = by_spark(spark, lake)
-    assert {universe for universe, _ in expected} == {"main", "other"}
-    assert all(heights == rows * (rows - 1) // 2 for rows, heights in expected.values())  # Each height, once.
-    assert read(lake) == expected
+    assert {universe for universe, _ in by_spark} == {"main", "other"}
+    assert all(heights == rows * (rows - 1) // 2 for rows, heights in by_spark.values())  # Each height, once.
+    assert read(lake) == by_spark
 
 
 def test_every_table_has_the_same_row_count_in_other_readers(lake: Path) -> None:

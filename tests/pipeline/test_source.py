@@ -47,7 +47,7 @@ def test_journal_is_read_completely(spark, built):
     assert planes.digest(histories) == planes.digest(expected)
 
 
-@pytest.mark.parametrize("pushdown", ["false", "true"])
+@pytest.mark.parametrize("pushdown", ["false", pytest.param("true", marks=pytest.mark.rotating)])
 def test_one_frame_gives_the_same_rows_in_every_query(spark, built, pushdown):
     spark.conf.set("spark.sql.python.filterPushdown.enabled", pushdown)  # A session may have it for other sources.
     try:
@@ -180,7 +180,7 @@ def test_journal_stream_resumes(spark, growing):
     assert offset["main/new"] == 1
 
 
-@pytest.mark.nightly
+@pytest.mark.rotating
 def test_session_log_stream_reads_appended_lines(spark, growing):
     columns = ["session", "file", "n"]
     file = planes.leave_log(growing, 5, torn=True)
@@ -197,7 +197,7 @@ def test_session_log_stream_reads_appended_lines(spark, growing):
     assert Counter(row[0] for row in rows)["whole"] == 8
 
 
-@pytest.mark.nightly
+@pytest.mark.rotating
 def test_stream_can_start_at_the_latest_offset(spark, growing):
     assert streamed(spark, growing, "journal", ["world", "height"], startingOffsets="latest") == []
     planes.extend(growing, ["world-0001"], 5)
@@ -212,7 +212,7 @@ def test_stream_can_start_at_the_latest_offset(spark, growing):
         ("{", "JSONDecode"),
     ],
 )
-@pytest.mark.nightly
+@pytest.mark.rotating
 def test_edited_checkpoint_is_reported(spark, growing, damaged, expected_message):
     streamed(spark, growing, "journal", ["height"])
     folder = growing.parent / "journal-checkpoint" / "offsets"
