@@ -85,7 +85,7 @@ def test_full_run_prints_a_table(cli: Cli, spark: SparkSession, built: planes.Bu
     assert f"journal {built.entries:,}" in output[1]
 
 
-@pytest.mark.nightly
+@pytest.mark.rotating
 def test_findings_are_printed_and_have_their_own_exit_code(
     cli: Cli, spark: SparkSession, built: planes.Built, tmp_path: Path
 ) -> None:
@@ -109,7 +109,7 @@ def test_universe_option_restricts_the_job(cli: Cli, spark: SparkSession, built:
     assert both["rows"]["journal"] == built.entries
 
 
-@pytest.mark.nightly
+@pytest.mark.rotating
 def test_load_writes_rows_of_a_file_once(cli: Cli, spark: SparkSession, tmp_path: Path) -> None:
     url = f"dir:{tmp_path / 'data'}"
     fastness.open(url).close()
@@ -122,7 +122,7 @@ def test_load_writes_rows_of_a_file_once(cli: Cli, spark: SparkSession, tmp_path
         assert plane.queue("jobs").stats().ready == 25
 
 
-@pytest.mark.nightly
+@pytest.mark.rotating
 def test_jobs_use_certificates_for_a_tls_server(
     cli: Cli, spark: SparkSession, built: planes.Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,7 +264,7 @@ def fold(state, entry):
 """
 
 
-@pytest.mark.nightly
+@pytest.mark.thorough
 def test_interrupted_job_exits_with_130_and_one_line(built: planes.Built, tmp_path: Path) -> None:
     flag = tmp_path / "folding"
     (tmp_path / "slowly.py").write_text(SLOW.format(flag=str(flag)))

@@ -131,7 +131,7 @@ def test_new_segments_are_checked_without_duplicating_rows(plane: Path) -> None:
     assert_complete(plane)
 
 
-@pytest.mark.parametrize("task_bytes", [pytest.param(1, marks=pytest.mark.nightly), 3_000])
+@pytest.mark.parametrize("task_bytes", [pytest.param(1, marks=pytest.mark.thorough), 3_000])
 def test_large_ingest_takes_several_commits(plane: Path, monkeypatch: pytest.MonkeyPatch, task_bytes: int) -> None:
     monkeypatch.setattr(ingest_run, "INGEST_TASK_BYTES", task_bytes)
     monkeypatch.setattr(plans, "INGEST_WORLD_ROWS", 50)
@@ -405,9 +405,9 @@ def test_ingest_reads_postgres_during_writes(postgres_url: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     "payload_bytes",
     [
-        pytest.param(0, id="staged", marks=pytest.mark.nightly),
+        pytest.param(0, id="staged", marks=pytest.mark.rotating),
         pytest.param(2_500, id="mixed"),
-        pytest.param(65_536, id="inline", marks=pytest.mark.nightly),
+        pytest.param(65_536, id="inline", marks=pytest.mark.rotating),
     ],
 )
 def test_ingest_into_an_object_store(plane: Path, monkeypatch: pytest.MonkeyPatch, payload_bytes: int) -> None:

@@ -186,7 +186,7 @@ def kill() -> None:
 
 
 @pytest.mark.parametrize(
-    "after", [pytest.param(False, id="before"), pytest.param(True, id="after", marks=pytest.mark.nightly)]
+    "after", [pytest.param(False, id="before"), pytest.param(True, id="after", marks=pytest.mark.thorough)]
 )
 def test_run_killed_at_any_commit_is_completed_by_the_next(
     plane: Path, expected_content: Callable[[], dict[str, Any]], monkeypatch: pytest.MonkeyPatch, after: bool

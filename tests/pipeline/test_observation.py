@@ -348,7 +348,7 @@ def test_followed_ingest_is_a_service_that_ends_at_sigterm(built: Any, config: C
     assert read_records(Location(config.lake))["ingest"].state == "ok"
 
 
-@pytest.mark.nightly
+@pytest.mark.thorough
 def test_followed_ingest_answers_health_checks_in_its_own_process(built: Any, config: Config) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -51,7 +51,7 @@ def test_local_spark_listens_on_loopback_only(spark: SparkSession) -> None:
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
 
 
-@pytest.mark.nightly
+@pytest.mark.thorough
 def test_web_interface_listens_on_loopback_only(tmp_path: Path) -> None:
     code = """
 import urllib.request
@@ -103,7 +103,7 @@ def test_active_session_is_reused_and_configured(spark: SparkSession) -> None:
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
 
 
-@pytest.mark.nightly
+@pytest.mark.thorough
 def test_end_of_java_is_one_error_and_spark_starts_again(tmp_path: Path) -> None:
     code = f"""
 import os, signal
@@ -139,7 +139,7 @@ spark.stop()
     assert int(rows) in (0, 50)  # Java may have ended after the commit.
 
 
-@pytest.mark.nightly
+@pytest.mark.thorough
 def test_without_java_the_wheels_java_is_used(no_java: str, tmp_path: Path) -> None:
     code = """
 from fastness.pipeline import sessions
@@ -276,7 +276,7 @@ def test_task_progress_is_reported(spark: SparkSession, tmp_path: Path) -> None:
     assert all(name == progress.TASKS and 0 <= done <= total for name, done, total in reports)
 
 
-@pytest.mark.nightly
+@pytest.mark.thorough
 def test_class_archive_is_used_by_the_next_start(tmp_path: Path) -> None:
     code = """
 from fastness.pipeline import sessions
