@@ -5,6 +5,7 @@ import shutil
 import time
 from datetime import timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -37,14 +38,14 @@ def plan_of(data: Path, **given: str) -> list[plans.Partition]:
         return plans.plan_partitions(view, chosen)
 
 
-def read(data: Path, plan_partitions: list[plans.Partition], **given: str) -> list[dict]:
+def read(data: Path, plan_partitions: list[plans.Partition], **given: str) -> list[dict[str, Any]]:
     chosen = parse_options({"url": f"dir:{data}", **given})
     return [
         row for partition in plan_partitions for batch in plans.read(partition, chosen) for row in batch.to_pylist()
     ]
 
 
-def test_options_exclude_chunks_from_the_plan(data):
+def test_options_exclude_chunks_from_the_plan(data: Path) -> None:
     planes.build(data, worlds=3, entries=300)
     given = {"worlds": "world-0001", "fromHeight": "70"}
     (partition,) = plan_of(data, **given)
@@ -57,7 +58,7 @@ def test_options_exclude_chunks_from_the_plan(data):
 
 
 @pytest.mark.parametrize("table", options.READABLE_TABLES)
-def test_options_select_exactly_the_wanted_rows(data, table):
+def test_options_select_exactly_the_wanted_rows(data: Path, table: str) -> None:
     """Each option alone and all of them together, compared with the same selection of all rows in Python."""
     planes.build(data, worlds=3, entries=150, messages=40, mails=80, entities=8, activity=20)
     planes.leave_log(data, 5)
@@ -83,7 +84,7 @@ def test_options_select_exactly_the_wanted_rows(data, table):
         assert found or len(names) > 1
 
 
-def test_options_select_rows_of_a_stream(data):
+def test_options_select_rows_of_a_stream(data: Path) -> None:
     planes.build(data, worlds=3, entries=60)
     given = {"worlds": "world-0001", "fromHeight": "50", "kinds": "entry,baseline"}
     reader = StreamReader(parse_options({"url": f"dir:{data}", **given}))
@@ -94,7 +95,7 @@ def test_options_select_rows_of_a_stream(data):
     assert len(rows) == len(expected) > 0
 
 
-def test_partitions_have_about_the_configured_number_of_rows(data):
+def test_partitions_have_about_the_configured_number_of_rows(data: Path) -> None:
     built = planes.build(data, worlds=4, entries=300)
     plan_partitions = plan_of(data, rowsPerPartition="200")
     assert len(plan_partitions) >= 4
@@ -104,7 +105,7 @@ def test_partitions_have_about_the_configured_number_of_rows(data):
     assert len(plan_of(data)) == 1
 
 
-def test_damage_fails_a_read_unless_it_is_skipped(data):
+def test_damage_fails_a_read_unless_it_is_skipped(data: Path) -> None:
     built = planes.build(data, worlds=2, entries=300)
     start, end = planes.flip_byte(data, "world-0001", 1)
     plan_partitions = plan_of(data)
@@ -113,7 +114,7 @@ def test_damage_fails_a_read_unless_it_is_skipped(data):
     assert len(read(data, plan_partitions, damage="skip")) == built.entries - 64
 
 
-def test_malformed_line_fails_a_read_and_a_torn_one_does_not(data):
+def test_malformed_line_fails_a_read_and_a_torn_one_does_not(data: Path) -> None:
     planes.build(data, worlds=1, entries=10)
     planes.leave_log(data, 5, torn=True)
     assert len(read(data, plan_of(data, table="activity"), table="activity")) == 4
@@ -124,7 +125,9 @@ def test_malformed_line_fails_a_read_and_a_torn_one_does_not(data):
     assert len(read(data, plan_partitions, table="activity", damage="skip")) == 4 + 4
 
 
-def test_missing_session_log_of_a_server_can_be_skipped(data, tmp_path, monkeypatch):
+def test_missing_session_log_of_a_server_can_be_skipped(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     planes.build(data, worlds=1, entries=10, activity=30)
     lost = sorted(data.glob("objects/activity/main/*/*_metrics_*"))[0]
@@ -139,7 +142,7 @@ def test_missing_session_log_of_a_server_can_be_skipped(data, tmp_path, monkeypa
     assert sum(row["kind"] == "metrics" for row in rows) == 30 - lines
 
 
-def test_batches_of_rows_are_bounded_by_their_bytes(data, monkeypatch):
+def test_batches_of_rows_are_bounded_by_their_bytes(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with planes.opened(f"dir:{data}") as plane:
         for n in range(40):
             plane.mailbox("ada").send("bob", b"x" * 1_000 + b"%d" % n)
@@ -150,7 +153,7 @@ def test_batches_of_rows_are_bounded_by_their_bytes(data, monkeypatch):
     assert max(batch.num_rows for batch in batches) <= 10
 
 
-def test_rows_between_two_offsets_stay_the_same(data):
+def test_rows_between_two_offsets_stay_the_same(data: Path) -> None:
     planes.build(data, worlds=2, entries=300, activity=10)
     chosen = parse_options({"url": f"dir:{data}"})
     with open_view(chosen.config) as view:
@@ -174,7 +177,7 @@ def test_rows_between_two_offsets_stay_the_same(data):
     assert plans.limit_offset(first, second, 10_000) == second
 
 
-def test_stream_fails_if_the_plane_was_restored_from_an_older_backup(data):
+def test_stream_fails_if_the_plane_was_restored_from_an_older_backup(data: Path) -> None:
     planes.build(data, worlds=2, entries=50)
     reader = StreamReader(parse_options({"url": f"dir:{data}"}))
     now = reader.latestOffset({}, ReadAllAvailable())
@@ -189,7 +192,7 @@ def test_stream_fails_if_the_plane_was_restored_from_an_older_backup(data):
     assert reader.latestOffset(now, ReadAllAvailable()) == now  # Offsets of deleted worlds stay.
 
 
-def test_stream_of_another_history_fails_even_if_the_plane_is_ahead(data):
+def test_stream_of_another_history_fails_even_if_the_plane_is_ahead(data: Path) -> None:
     planes.build(data, worlds=3, entries=20)
     backup = Path(shutil.copytree(data, data.parent / "backup"))
     reader = StreamReader(parse_options({"url": f"dir:{data}"}))
@@ -215,7 +218,7 @@ def test_stream_of_another_history_fails_even_if_the_plane_is_ahead(data):
     assert skipping.latestOffset(known, ReadAllAvailable())["$history"]["lineage"] != known["$history"]["lineage"]
 
 
-def test_stream_of_a_world_that_was_created_again_fails(data):
+def test_stream_of_a_world_that_was_created_again_fails(data: Path) -> None:
     with planes.opened(f"dir:{data}") as plane:
         plane.world("ada").create()
         plane.world("ada").append([{"n": 1}, {"n": 2}], expected_head=0)
@@ -259,7 +262,7 @@ DAMAGED = [
 
 
 @pytest.mark.parametrize("damaged", DAMAGED, ids=range(len(DAMAGED)))
-def test_invalid_journal_offset_is_rejected(data, damaged):
+def test_invalid_journal_offset_is_rejected(data: Path, damaged: Any) -> None:
     planes.build(data, worlds=1, entries=10)
     reader = StreamReader(parse_options({"url": f"dir:{data}"}))
     good = reader.latestOffset({}, ReadAllAvailable())
@@ -276,7 +279,7 @@ def test_invalid_journal_offset_is_rejected(data, damaged):
         assert len(str(caught.value)) < 1_000
 
 
-def test_invalid_session_log_offset_is_rejected(data):
+def test_invalid_session_log_offset_is_rejected(data: Path) -> None:
     planes.build(data, worlds=1, entries=10, activity=10)
     logs = StreamReader(parse_options({"url": f"dir:{data}", "table": "activity"}))
     log_ends = logs.latestOffset({}, ReadAllAvailable())
@@ -286,7 +289,7 @@ def test_invalid_session_log_offset_is_rejected(data):
             logs.latestOffset(damaged, ReadAllAvailable())
 
 
-def test_batch_that_ends_before_its_start_is_rejected(data):
+def test_batch_that_ends_before_its_start_is_rejected(data: Path) -> None:
     planes.build(data, worlds=2, entries=10)
     reader = StreamReader(parse_options({"url": f"dir:{data}"}))
     good = reader.latestOffset({}, ReadAllAvailable())
@@ -297,7 +300,7 @@ def test_batch_that_ends_before_its_start_is_rejected(data):
 
 
 @pytest.mark.parametrize("table", ["journal", "activity"])
-def test_latest_stream_loses_nothing_if_its_first_batch_is_repeated(data, table):
+def test_latest_stream_loses_nothing_if_its_first_batch_is_repeated(data: Path, table: str) -> None:
     planes.build(data, worlds=2, entries=10)
     chosen = parse_options({"url": f"dir:{data}", "table": table, "startingOffsets": "latest"})
     lost = StreamReader(chosen)
@@ -318,17 +321,17 @@ def test_latest_stream_loses_nothing_if_its_first_batch_is_repeated(data, table)
         assert positions == (plans.heads(view) if table == "journal" else plans.log_ends(view))
 
 
-def _add(data, session):
+def _add(data: Path, session: str) -> None:
     planes.extend(data, ["world-0000", "world-0001"], 5)
     planes.leave_log(data, 5, session=session)
 
 
-def _rows(reader, start, end):
+def _rows(reader: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> int:
     return sum(batch.num_rows for part in reader.partitions(start, end) for batch in reader.read(part))
 
 
 @pytest.mark.parametrize("table", ["journal", "activity", "queues"])
-def test_missing_staged_object_is_not_damage(data, table):
+def test_missing_staged_object_is_not_damage(data: Path, table: str) -> None:
     planes.build(data, worlds=1, entries=10, messages=5)
     planes.leave_log(data, 3)
     plan_partitions = plan_of(data, table=table)
@@ -337,13 +340,13 @@ def test_missing_staged_object_is_not_damage(data, table):
         read(data, plan_partitions, table=table)
 
 
-def test_selection_of_a_write_is_rejected():
+def test_selection_of_a_write_is_rejected() -> None:
     chosen = parse_options({"url": "dir:x", "table": "queues", "queue": "jobs", "load": "a", "since": "2026-11-15"})
     with pytest.raises(InvalidArgument, match="since are for reads only"):
         parse_load(chosen, ["key", "payload"])
 
 
-def test_missing_staged_rows_fail_the_write(data):
+def test_missing_staged_rows_fail_the_write(data: Path) -> None:
     planes.build(data, worlds=1, entries=10)
     chosen = parse_options({"url": f"dir:{data}", "table": "queues", "queue": "jobs", "load": "monday"})
     writer = BatchWriter(chosen, parse_load(chosen, ["key", "payload"]))
@@ -362,7 +365,7 @@ def test_missing_staged_rows_fail_the_write(data):
         assert plane.queue("jobs").stats().put_total == 1
 
 
-def test_map_becomes_a_json_object_in_a_payload(data):
+def test_map_becomes_a_json_object_in_a_payload(data: Path) -> None:
     planes.build(data, worlds=1, entries=10)
     chosen = parse_options({"url": f"dir:{data}", "table": "queues", "queue": "jobs", "load": "monday"})
     writer = BatchWriter(chosen, parse_load(chosen, ["key", "payload", "attributes"]))
@@ -375,7 +378,7 @@ def test_map_becomes_a_json_object_in_a_payload(data):
     assert (message.payload, message.attributes) == (b'{"inner":{"a":"b"}}', {"c": "d"})
 
 
-def test_session_log_end_is_after_its_last_complete_line(data):
+def test_session_log_end_is_after_its_last_complete_line(data: Path) -> None:
     planes.build(data, worlds=1, entries=10)
     file = planes.leave_log(data, 5, torn=True)
     chosen = parse_options({"url": f"dir:{data}", "table": "activity"})
@@ -387,7 +390,7 @@ def test_session_log_end_is_after_its_last_complete_line(data):
         assert plans.partitions_between(view, chosen, plans.log_ends(view), plans.log_ends(view)) == []
 
 
-def test_old_staged_files_are_deleted(data):
+def test_old_staged_files_are_deleted(data: Path) -> None:
     planes.build(data, worlds=2, entries=100)
     plan_of(data)
     staged = [path for path in (data / ".staged").rglob("*") if path.is_file()]
@@ -399,7 +402,7 @@ def test_old_staged_files_are_deleted(data):
     assert staged[1].exists()
 
 
-def test_foreign_files_beside_the_staging_folder_are_kept(data):
+def test_foreign_files_beside_the_staging_folder_are_kept(data: Path) -> None:
     built = planes.build(data, worlds=2, entries=300)
     segments = planes.segment_files(data, "world-0001")
     old = time.time() - SOURCE_STAGED_SECONDS - 60
@@ -435,24 +438,24 @@ def test_foreign_files_beside_the_staging_folder_are_kept(data):
         ({"url": "dir:x", "table": "inboxes", "kinds": "a"}, "kinds does not apply"),
     ],
 )
-def test_invalid_options_are_rejected(given, said, monkeypatch):
+def test_invalid_options_are_rejected(given: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FASTNESS_URL", raising=False)
     with pytest.raises((InvalidArgument, InvalidName), match=said):
         parse_options(given)
 
 
-def test_universe_option_keeps_its_case():
+def test_universe_option_keeps_its_case() -> None:
     assert parse_options({"url": "dir:x", "universe": "Main"}).config.universes == ("Main",)
 
 
-def test_unwritable_staging_location_is_reported(data, tmp_path):
+def test_unwritable_staging_location_is_reported(data: Path, tmp_path: Path) -> None:
     planes.build(data, worlds=1, entries=10)
     (tmp_path / "file").touch()
     with pytest.raises(PathUnusable, match="file"):
         plan_of(data, staging=f"dir:{tmp_path / 'file'}")
 
 
-def test_documentation_names_every_option_and_column():
+def test_documentation_names_every_option_and_column() -> None:
     document = (Path(__file__).parents[2] / "docs" / "spark-source.md").read_text()
     rows = [
         [cell.strip().replace("`", "") for cell in line.split("|")[1:-1]]

@@ -2,10 +2,11 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -21,7 +22,7 @@ from tests.support.http_server import serving
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def built(tmp_path_factory: pytest.TempPathFactory) -> planes.Built:
     """A plane that these tests only read."""
     path = tmp_path_factory.mktemp("source") / "data"
     return planes.build(path, worlds=4, entries=300, messages=60, mails=30, entities=10, activity=40)
@@ -36,7 +37,7 @@ def table(spark: SparkSession, url: str, name: str = "journal", **options: str) 
     return spark.read.format("fastness").options(url=url, table=name, **options).load()
 
 
-def test_journal_is_read_completely(spark, built):
+def test_journal_is_read_completely(spark: SparkSession, built: planes.Built) -> None:
     rows = table(spark, built.url, rowsPerPartition="300").select("world", "height", "raw", "hash").collect()
     found: dict[str, dict[int, bytes]] = {}
     for row in rows:
@@ -48,7 +49,7 @@ def test_journal_is_read_completely(spark, built):
 
 
 @pytest.mark.parametrize("pushdown", ["false", pytest.param("true", marks=pytest.mark.rotating)])
-def test_one_frame_gives_the_same_rows_in_every_query(spark, built, pushdown):
+def test_one_frame_gives_the_same_rows_in_every_query(spark: SparkSession, built: planes.Built, pushdown: str) -> None:
     spark.conf.set("spark.sql.python.filterPushdown.enabled", pushdown)  # A session may have it for other sources.
     try:
         journal = table(spark, built.url)
@@ -71,7 +72,7 @@ def test_one_frame_gives_the_same_rows_in_every_query(spark, built, pushdown):
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
 
 
-def test_options_select_rows(spark, built):
+def test_options_select_rows(spark: SparkSession, built: planes.Built) -> None:
     chosen = table(spark, built.url, worlds="world-0001,world-0002", fromHeight="60", kinds="entry")
     expected = table(spark, built.url).where(
         "world in ('world-0001', 'world-0002') and height >= 60 and kind = 'entry'"
@@ -88,7 +89,7 @@ def test_options_select_rows(spark, built):
         table(spark, built.url, since="2026-11-15")
 
 
-def test_other_tables_are_read_with_their_types(spark, built):
+def test_other_tables_are_read_with_their_types(spark: SparkSession, built: planes.Built) -> None:
     segments = table(spark, built.url, "segments")
     assert segments.groupBy("world").count().orderBy("world").collect() == [(f"world-{n:04}", 3) for n in range(1, 4)]
     queues = table(spark, built.url, "queues")
@@ -105,7 +106,7 @@ def test_other_tables_are_read_with_their_types(spark, built):
     assertDataFrameEqual(fields, spark.createDataFrame([(n,) for n in range(10) if n % 5 != 4], "total int"))
 
 
-def test_running_server_is_read(spark, built, cache):
+def test_running_server_is_read(spark: SparkSession, built: planes.Built, cache: None) -> None:
     with serving(built.url) as server, fastness.connect(server.url) as plane:
         assert table(spark, server.url).count() == built.entries
         plane.world("fresh").create()
@@ -116,7 +117,7 @@ def test_running_server_is_read(spark, built, cache):
         plane.world("fresh").delete()
 
 
-def test_invalid_options_are_reported(spark, built, tmp_path):
+def test_invalid_options_are_reported(spark: SparkSession, built: planes.Built, tmp_path: Path) -> None:
     with pytest.raises(PySparkException, match="nonsense"):
         table(spark, built.url, "nonsense")
     with pytest.raises(PySparkException, match="There is no plane in"):
@@ -160,7 +161,7 @@ def streamed(spark: SparkSession, data: Path, name: str, columns: list[str], **o
     return [tuple(row) for row in spark.read.schema(rows.schema).json(str(out)).collect()]
 
 
-def test_journal_stream_resumes(spark, growing):
+def test_journal_stream_resumes(spark: SparkSession, growing: Path) -> None:
     columns = ["world", "height", "hash"]
     first = streamed(spark, growing, "journal", columns, maxRowsPerBatch="128")
     assert len(first) == len(set(first)) == sum(map(len, planes.truth(growing).values()))
@@ -181,7 +182,7 @@ def test_journal_stream_resumes(spark, growing):
 
 
 @pytest.mark.rotating
-def test_session_log_stream_reads_appended_lines(spark, growing):
+def test_session_log_stream_reads_appended_lines(spark: SparkSession, growing: Path) -> None:
     columns = ["session", "file", "n"]
     file = planes.leave_log(growing, 5, torn=True)
     first = streamed(spark, growing, "activity", columns)
@@ -198,7 +199,7 @@ def test_session_log_stream_reads_appended_lines(spark, growing):
 
 
 @pytest.mark.rotating
-def test_stream_can_start_at_the_latest_offset(spark, growing):
+def test_stream_can_start_at_the_latest_offset(spark: SparkSession, growing: Path) -> None:
     assert streamed(spark, growing, "journal", ["world", "height"], startingOffsets="latest") == []
     planes.extend(growing, ["world-0001"], 5)
     assert len(streamed(spark, growing, "journal", ["world", "height"], startingOffsets="latest")) == 5
@@ -213,7 +214,7 @@ def test_stream_can_start_at_the_latest_offset(spark, growing):
     ],
 )
 @pytest.mark.rotating
-def test_edited_checkpoint_is_reported(spark, growing, damaged, expected_message):
+def test_edited_checkpoint_is_reported(spark: SparkSession, growing: Path, damaged: str, expected_message: str) -> None:
     streamed(spark, growing, "journal", ["height"])
     folder = growing.parent / "journal-checkpoint" / "offsets"
     offset = max(folder.glob("[0-9]*"), key=lambda path: int(path.name))
@@ -224,7 +225,7 @@ def test_edited_checkpoint_is_reported(spark, growing, damaged, expected_message
         streamed(spark, growing, "journal", ["height"])
 
 
-def test_latest_stream_loses_nothing_if_its_first_batch_fails(spark, growing):
+def test_latest_stream_loses_nothing_if_its_first_batch_fails(spark: SparkSession, growing: Path) -> None:
     class Slow(FastnessSource):
         """Writes something between Spark's requests for the start and the end of a new stream."""
 
@@ -283,7 +284,7 @@ def save(frame: DataFrame, url: str, name: str, **options: str) -> None:
     frame.write.format("fastness").options(url=url, table=name, **options).mode("append").save()
 
 
-def test_dataframe_is_written_to_a_directory_once(spark, tmp_path):
+def test_dataframe_is_written_to_a_directory_once(spark: SparkSession, tmp_path: Path) -> None:
     data = tmp_path / "data"
     planes.build(data, worlds=1, entries=10)
     for count in (300, 300, 400):
@@ -296,11 +297,13 @@ def test_dataframe_is_written_to_a_directory_once(spark, tmp_path):
     assert not list((data / ".staged").rglob("load/*.arrow"))
 
 
-def test_dataframe_is_written_through_a_server_once_despite_failed_tasks(spark, tmp_path, cache):
+def test_dataframe_is_written_through_a_server_once_despite_failed_tasks(
+    spark: SparkSession, tmp_path: Path, cache: None
+) -> None:
     data, fails = tmp_path / "data", tmp_path / "failed"
     planes.build(data, worlds=1, entries=10)
 
-    def once_broken(batches):
+    def once_broken(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             yield batch.slice(0, 100)
             if not fails.exists():
@@ -325,7 +328,7 @@ def test_dataframe_is_written_through_a_server_once_despite_failed_tasks(spark, 
         assert len(plane.world("alpha").inbox.read()) == 5
 
 
-def test_stream_is_written_once(spark, growing):
+def test_stream_is_written_once(spark: SparkSession, growing: Path) -> None:
     with planes.opened(f"dir:{growing}") as plane:
         plane.queue("jobs").set_policy(QueuePolicy())
     head = sum(map(len, planes.truth(growing).values()))
@@ -345,7 +348,7 @@ def test_stream_is_written_once(spark, growing):
         assert plane.queue("copies").stats().put_total == head
 
 
-def test_incomplete_write_options_are_reported(spark, built):
+def test_incomplete_write_options_are_reported(spark: SparkSession, built: planes.Built) -> None:
     with pytest.raises(PySparkException, match="lack the columns key"):
         save(spark.range(1).selectExpr("'x' as payload"), built.url, "queues", queue="jobs", load="monday")
     with pytest.raises(PySparkException, match="Name the load"):

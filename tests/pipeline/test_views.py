@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -53,7 +54,7 @@ from fastness.pipeline.source.options import parse_options
 from fastness.pipeline.views import View, manifests, open_view
 from fastness.pipeline.views import server as server_views
 from fastness.runtime.activity import rotation
-from fastness.wire.backups import BackupFile
+from fastness.wire.backups import BackupBegun, BackupFile
 from tests.pipeline import planes
 from tests.support.forked import run_python
 from tests.support.http_server import serving
@@ -97,7 +98,7 @@ def everything(view: View, staging: str, universe: str = "main") -> dict[str, li
     return found
 
 
-def test_directory_view_has_every_record(data, staging):
+def test_directory_view_has_every_record(data: Path, staging: str) -> None:
     built = planes.build(data, worlds=3, entries=300)
     with open_view(config(data)) as view:
         assert list(view.universes()) == ["main"]
@@ -134,7 +135,7 @@ def test_chunks_cover_the_heights_from_start_to_head(read_only: Path, staging: s
     assert sum(chunk.rows for chunk in chunks) == len(rows)
 
 
-def test_hot_records_are_staged_in_bounded_chunks(data, staging, monkeypatch):
+def test_hot_records_are_staged_in_bounded_chunks(data: Path, staging: str, monkeypatch: pytest.MonkeyPatch) -> None:
     planes.build(data, worlds=1, entries=300)
     for module in ("view", "chunk_stager"):
         monkeypatch.setattr(f"fastness.pipeline.views.{module}.CHUNK_ENTRIES", 100)
@@ -150,7 +151,7 @@ def test_hot_records_are_staged_in_bounded_chunks(data, staging, monkeypatch):
         assert rows_of(view, small) == rows_of(view, chunks)
 
 
-def test_open_view_does_not_lock_the_directory_and_does_not_change(data, staging):
+def test_open_view_does_not_lock_the_directory_and_does_not_change(data: Path, staging: str) -> None:
     planes.build(data, worlds=2, entries=300)
     before = planes.truth(data)
     with open_view(config(data)) as view:
@@ -167,7 +168,7 @@ def test_open_view_does_not_lock_the_directory_and_does_not_change(data, staging
     assert "late" in found
 
 
-def test_view_deletes_its_folder_and_those_of_dead_processes(data):
+def test_view_deletes_its_folder_and_those_of_dead_processes(data: Path) -> None:
     planes.build(data, worlds=1, entries=10)
     child = (
         "import os, sys; from fastness.pipeline.views import open_view; from fastness.pipeline.config import Config\n"
@@ -186,7 +187,7 @@ def test_view_deletes_its_folder_and_those_of_dead_processes(data):
     assert list(data.glob(".view-*")) == []
 
 
-def test_views_of_one_directory_can_be_opened_concurrently(data):
+def test_views_of_one_directory_can_be_opened_concurrently(data: Path) -> None:
     planes.build(data, worlds=2, entries=100)
 
     def heads(_: int) -> dict[str, int]:
@@ -199,7 +200,7 @@ def test_views_of_one_directory_can_be_opened_concurrently(data):
     assert list(data.glob(".view-*")) == []
 
 
-def test_old_folder_without_a_lock_is_deleted(data):
+def test_old_folder_without_a_lock_is_deleted(data: Path) -> None:
     planes.build(data, worlds=1, entries=10)
     (data / ".view-young").mkdir()
     (data / ".view-old").mkdir()
@@ -210,21 +211,21 @@ def test_old_folder_without_a_lock_is_deleted(data):
         assert not (data / ".view-old").exists()
 
 
-def test_folder_that_cannot_be_deleted_is_ignored(data):
+def test_folder_that_cannot_be_deleted_is_ignored(data: Path) -> None:
     planes.build(data, worlds=1, entries=10)
     (data / ".view-strange" / "lock").mkdir(parents=True)  # Like another user's: it cannot be locked.
     with open_view(config(data)) as view:
         assert [world.name for world in view.worlds("main")] == ["empty", "world-0000"]
 
 
-def test_directory_in_use_is_rejected_with_advice(data):
+def test_directory_in_use_is_rejected_with_advice(data: Path) -> None:
     planes.build(data, worlds=1, entries=10)
     with planes.opened(f"dir:{data}"), pytest.raises(DirectoryInUse, match="--data http://HOST:PORT"):
         open_view(config(data))
     assert list(data.glob(".view-*")) == []
 
 
-def test_invalid_plane_is_rejected_without_side_effects(data, tmp_path):
+def test_invalid_plane_is_rejected_without_side_effects(data: Path, tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="There is no plane in"):
         open_view(config(tmp_path / "nowhere"))
     assert not (tmp_path / "nowhere").exists()
@@ -237,7 +238,7 @@ def test_invalid_plane_is_rejected_without_side_effects(data, tmp_path):
             open_view(Config(data=url, lake=""))
 
 
-def test_view_has_only_the_selected_universes(data):
+def test_view_has_only_the_selected_universes(data: Path) -> None:
     for universe in ("main", "other", "third"):
         planes.build(data, worlds=1, entries=10, universe=universe)
     with open_view(config(data, universes=("other", "unknown"))) as view:
@@ -251,7 +252,7 @@ def test_view_has_only_the_selected_universes(data):
         assert len(list(view.logs("rotated"))) == 1
 
 
-def test_view_lists_rotated_logs_of_universes_once(data):
+def test_view_lists_rotated_logs_of_universes_once(data: Path) -> None:
     """A folder with many logs takes long to list; and all steps of a job see the same universes."""
     with planes.opened(f"dir:{data}", universe="first") as plane:
         plane.activity.log("session", {"n": 1})
@@ -264,7 +265,7 @@ def test_view_lists_rotated_logs_of_universes_once(data):
         assert list(view.universes()) == ["first", "second"]
 
 
-def test_universes_with_a_common_prefix_are_listed_once(data):
+def test_universes_with_a_common_prefix_are_listed_once(data: Path) -> None:
     names = ["main", "main-2", "main.eu"]  # Paths sort `main-2/` before `main/`.
     for name in names:
         planes.build(data, worlds=1, entries=5, activity=3, universe=name)
@@ -272,7 +273,7 @@ def test_universes_with_a_common_prefix_are_listed_once(data):
         assert list(view.universes()) == names
 
 
-def test_deleted_world_has_no_journal_and_an_archived_one_has(data):
+def test_deleted_world_has_no_journal_and_an_archived_one_has(data: Path) -> None:
     planes.build(data, worlds=2, entries=100)
     with planes.opened(f"dir:{data}") as plane:
         for name in ("world-0000", "world-0001"):
@@ -287,7 +288,7 @@ def test_deleted_world_has_no_journal_and_an_archived_one_has(data):
         assert view.world("main", "unknown") is None
 
 
-def test_gaps_and_lost_segments_are_missing_chunks(data, staging):
+def test_gaps_and_lost_segments_are_missing_chunks(data: Path, staging: str) -> None:
     planes.build(data, worlds=2, entries=300)
     for height in (200, 201, 250):
         planes.remove_record(data, "world-0001", height)
@@ -304,7 +305,7 @@ def test_gaps_and_lost_segments_are_missing_chunks(data, staging):
     assert sorted(rows) == [height for height in range(world.head) if height not in gone]
 
 
-def test_lost_index_entry_is_a_gap_up_to_the_next_segment(data, staging):
+def test_lost_index_entry_is_a_gap_up_to_the_next_segment(data: Path, staging: str) -> None:
     planes.build(data, worlds=2, entries=300)
     with planes.opened(f"dir:{data}") as plane:
         where = World("main", "world-0001")
@@ -316,12 +317,12 @@ def test_lost_index_entry_is_a_gap_up_to_the_next_segment(data, staging):
     assert len(rows) == world.head - 64
 
 
-def test_unknown_records_do_not_affect_others(data, staging):
+def test_unknown_records_do_not_affect_others(data: Path, staging: str) -> None:
     planes.build(data, worlds=2, entries=300)
     where = World("main", "world-0001")
     newer = msgspec.msgpack.encode({"made by": "a newer version"})
 
-    def write(tx):
+    def write(tx: Transaction) -> None:
         tx.put(Subspace("u", "main", "segments", "world-0001").key(127), newer)
         tx.put(subspace(where).key("snapshot", 111), newer)
         tx.put(subspace(where).key("meta"), msgspec.msgpack.encode(["frozen", 0]))
@@ -338,7 +339,7 @@ def test_unknown_records_do_not_affect_others(data, staging):
     assert len(rows) == world.head - 64
 
 
-def test_world_without_a_baseline_is_listed(data):
+def test_world_without_a_baseline_is_listed(data: Path) -> None:
     planes.build(data, worlds=1, entries=100)
     with planes.opened(f"dir:{data}") as plane:
         plane.transact(lambda tx: tx.delete(subspace(World("main", "world-0000")).key("baseline")))
@@ -348,7 +349,7 @@ def test_world_without_a_baseline_is_listed(data):
         assert world.head == 101
 
 
-def test_blobs_are_verified_in_both_stores(data):
+def test_blobs_are_verified_in_both_stores(data: Path) -> None:
     planes.build(data, worlds=1, entries=10)
     with planes.opened(f"dir:{data}") as plane:
         small = plane.blobs.put(b"small")
@@ -367,7 +368,7 @@ def test_blobs_are_verified_in_both_stores(data):
             view.blob("main", large)
 
 
-def test_session_logs_are_read_in_place_or_staged(data, staging):
+def test_session_logs_are_read_in_place_or_staged(data: Path, staging: str) -> None:
     planes.build(data, worlds=1, entries=10, activity=30)
     left = planes.leave_log(data, 5, garbled=2, torn=True)
     with open_view(config(data)) as view:
@@ -382,7 +383,7 @@ def test_session_logs_are_read_in_place_or_staged(data, staging):
     assert len([each for each in found if isinstance(each, ReadPosition)]) == 4
 
 
-def test_log_offset_stays_valid_after_rotation(data, staging):
+def test_log_offset_stays_valid_after_rotation(data: Path, staging: str) -> None:
     planes.build(data, worlds=1, entries=10)
     planes.leave_log(data, 5)
     with open_view(config(data)) as view:
@@ -402,7 +403,7 @@ def test_log_offset_stays_valid_after_rotation(data, staging):
         assert list(activity_rows([chunk], view.stores)) == [position]
 
 
-def test_log_rotated_after_listing_is_found(data, staging):
+def test_log_rotated_after_listing_is_found(data: Path, staging: str) -> None:
     planes.build(data, worlds=1, entries=10)
     planes.leave_log(data, 5)
     with open_view(config(data)) as view:
@@ -419,7 +420,7 @@ def test_log_rotated_after_listing_is_found(data, staging):
             view.log_chunk(file, staging)
 
 
-def test_manifests_are_fetched_concurrently_and_cached(data):
+def test_manifests_are_fetched_concurrently_and_cached(data: Path) -> None:
     planes.build(data, worlds=1, entries=10)
     with planes.opened(f"dir:{data}") as plane:
         for n in range(40):
@@ -450,7 +451,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def test_server_view_has_every_record_of_a_running_server(data, staging, cache):
+def test_server_view_has_every_record_of_a_running_server(data: Path, staging: str, cache: Path) -> None:
     planes.build(data, worlds=3, entries=300, messages=50, mails=20, entities=5, activity=20)
     planes.leave_log(data, 5)
     before = planes.truth(data)
@@ -479,7 +480,7 @@ def test_server_view_has_every_record_of_a_running_server(data, staging, cache):
             assert len(everything(view, staging)["world-0000"]) == len(before["world-0000"]) + 1
 
 
-def test_segments_are_fetched_concurrently(data, staging, cache):
+def test_segments_are_fetched_concurrently(data: Path, staging: str, cache: Path) -> None:
     planes.build(data, worlds=2, entries=300)
     both = threading.Barrier(2)
     with serving(f"dir:{data}") as server, open_view(Config(data=server.url, lake="unused")) as view:
@@ -496,7 +497,7 @@ def test_segments_are_fetched_concurrently(data, staging, cache):
     assert [(chunk.start, chunk.staged) for chunk in first] == [(0, True), (64, True)]
 
 
-def test_segments_of_several_worlds_are_fetched_concurrently(data, staging, cache):
+def test_segments_of_several_worlds_are_fetched_concurrently(data: Path, staging: str, cache: Path) -> None:
     planes.build(data, worlds=5, entries=100)  # One segment each, except the first.
     source = parse_options({"url": "http://unused", "staging": staging})
     with serving(f"dir:{data}") as server, open_view(Config(data=server.url, lake="unused")) as view:
@@ -587,7 +588,7 @@ class _EmptyLakeJournal:
         return 0, []
 
 
-def test_sst_files_are_fetched_once(data, staging, cache, monkeypatch):
+def test_sst_files_are_fetched_once(data: Path, staging: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planes.build(data, worlds=2, entries=300)
     with RocksDatabase(data / "kv") as database:
         database.flush_tables()
@@ -604,7 +605,7 @@ def test_sst_files_are_fetched_once(data, staging, cache, monkeypatch):
     assert max(tables) <= 4_096
 
 
-def test_cached_sst_file_of_another_plane_is_not_used(data, staging, cache, tmp_path):
+def test_cached_sst_file_of_another_plane_is_not_used(data: Path, staging: str, cache: Path, tmp_path: Path) -> None:
     planes.build(data, worlds=2, entries=300)
     with RocksDatabase(data / "kv") as database:
         database.flush_tables()
@@ -629,7 +630,9 @@ def test_cached_sst_file_of_another_plane_is_not_used(data, staging, cache, tmp_
 @pytest.mark.parametrize(
     "damage", ["flip", "delete", *(pytest.param(each, marks=pytest.mark.rotating) for each in ("truncate", "empty"))]
 )
-def test_damaged_cache_is_fetched_again(data, staging, cache, monkeypatch, damage):
+def test_damaged_cache_is_fetched_again(
+    data: Path, staging: str, cache: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
     planes.build(data, worlds=2, entries=300)
     with RocksDatabase(data / "kv") as database:
         database.flush_tables()
@@ -656,7 +659,9 @@ def test_damaged_cache_is_fetched_again(data, staging, cache, monkeypatch, damag
             assert any(length > 4_096 for path, length in sent if path.endswith(".sst")) == fetched
 
 
-def test_concurrent_views_of_one_server_share_the_cache(data, staging, cache, monkeypatch):
+def test_concurrent_views_of_one_server_share_the_cache(
+    data: Path, staging: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     planes.build(data, worlds=2, entries=300)
     with RocksDatabase(data / "kv") as database:
         database.flush_tables()
@@ -683,7 +688,9 @@ def test_concurrent_views_of_one_server_share_the_cache(data, staging, cache, mo
         pytest.param("keyspace//owned.sst", marks=pytest.mark.rotating),
     ],
 )
-def test_server_cannot_write_outside_the_view(data, cache, monkeypatch, path):
+def test_server_cannot_write_outside_the_view(
+    data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
     planes.build(data, worlds=1, entries=10)
     files = Backups.files
     monkeypatch.setattr(Backups, "files", lambda self, name: [BackupFile(path, 0), *files(self, name)])
@@ -692,12 +699,14 @@ def test_server_cannot_write_outside_the_view(data, cache, monkeypatch, path):
     assert list(cache.rglob("owned*")) == list(cache.rglob(".view-*")) == []
 
 
-def test_checkpoint_removed_during_fetch_fails_the_view(data, cache, monkeypatch):
+def test_checkpoint_removed_during_fetch_fails_the_view(
+    data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     planes.build(data, worlds=1, entries=10)
     log = planes.leave_log(data, 5)
     opened = Backups.open
 
-    def ending(self, id, path, *, start=0, length=None):
+    def ending(self: Backups, id: str, path: str, *, start: int = 0, length: int | None = None) -> Iterator[bytes]:
         if path.startswith("activity/"):
             self.end(id)
         return opened(self, id, path, start=start, length=length)
@@ -709,15 +718,17 @@ def test_checkpoint_removed_during_fetch_fails_the_view(data, cache, monkeypatch
             open_view(Config(data=server.url, lake="unused"))
 
 
-def _recording(opened, sent):
-    def recording(self, id, path, *, start=0, length=None):
+def _recording(
+    opened: Callable[..., Iterator[bytes]], sent: list[tuple[str, int | None]]
+) -> Callable[..., Iterator[bytes]]:
+    def recording(self: Backups, id: str, path: str, *, start: int = 0, length: int | None = None) -> Iterator[bytes]:
         sent.append((path, length))
         return opened(self, id, path, start=start, length=length)
 
     return recording
 
 
-def test_server_view_needs_a_token_that_allows_backups(data, cache):
+def test_server_view_needs_a_token_that_allows_backups(data: Path, cache: Path) -> None:
     planes.build(data, worlds=1, entries=10)
     with serving(f"dir:{data}", tokens=True) as server:
         with pytest.raises(NotAllowed):
@@ -726,7 +737,7 @@ def test_server_view_needs_a_token_that_allows_backups(data, cache):
             assert list(view.universes()) == ["main"]
 
 
-def test_damage_is_reported_through_a_server(data, staging, cache):
+def test_damage_is_reported_through_a_server(data: Path, staging: str, cache: Path) -> None:
     planes.build(data, worlds=2, entries=300)
     lost = planes.remove_segment(data, "world-0001", 0)
     flipped = planes.flip_byte(data, "world-0001", 1)
@@ -737,7 +748,7 @@ def test_damage_is_reported_through_a_server(data, staging, cache):
     assert len(rows) == world.head - 128
 
 
-def test_removed_checkpoint_is_not_damage(data, staging, cache):
+def test_removed_checkpoint_is_not_damage(data: Path, staging: str, cache: Path) -> None:
     planes.build(data, worlds=2, entries=300, activity=10)
     with serving(f"dir:{data}") as server, open_view(Config(data=server.url, lake="unused")) as view:
         rotated = next(file for file in view.logs("main") if file.is_rotated)
@@ -749,14 +760,16 @@ def test_removed_checkpoint_is_not_damage(data, staging, cache):
             view.log_chunk(rotated, staging)
 
 
-def test_view_waits_for_a_free_checkpoint_of_the_server(data, cache, monkeypatch):
+def test_view_waits_for_a_free_checkpoint_of_the_server(
+    data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     planes.build(data, worlds=1, entries=10)
     begin, refused = Backups.begin, []
 
     with serving(f"dir:{data}") as server, fastness.connect(server.url) as plane:
         others = [plane.backups.begin().id for _ in range(limits.CHECKPOINTS_MAX)]
 
-        def ending(self):
+        def ending(self: Backups) -> BackupBegun:
             try:
                 return begin(self)
             except Busy as error:
@@ -775,7 +788,7 @@ def test_view_waits_for_a_free_checkpoint_of_the_server(data, cache, monkeypatch
             open_view(Config(data=server.url, lake="unused"))
 
 
-def test_postgres_view_has_every_record(postgres_url, tmp_path, staging):
+def test_postgres_view_has_every_record(postgres_url: str, tmp_path: Path, staging: str) -> None:
     objects = f"dir:{tmp_path / 'objects'}"
     built = planes.build(tmp_path / "unused", worlds=2, entries=300, url=postgres_url, objects=objects, messages=20)
     with open_view(Config(data=postgres_url, lake="unused", objects=objects)) as view:
@@ -796,14 +809,14 @@ def test_postgres_view_has_every_record(postgres_url, tmp_path, staging):
         assert len(list(view.messages("main"))) > 0
 
 
-def test_view_does_not_create_a_plane_in_postgres(postgres_url):
+def test_view_does_not_create_a_plane_in_postgres(postgres_url: str) -> None:
     with pytest.raises(NotFound):
         open_view(Config(data=postgres_url, lake="unused"))
     with pytest.raises(NotFound):
         open_view(Config(data=postgres_url, lake="unused"))
 
 
-def test_missing_object_store_option_is_reported(postgres_url, tmp_path, staging):
+def test_missing_object_store_option_is_reported(postgres_url: str, tmp_path: Path, staging: str) -> None:
     objects = f"dir:{tmp_path / 'objects'}"
     planes.build(tmp_path / "unused", worlds=2, entries=300, url=postgres_url, objects=objects)
     with open_view(Config(data=postgres_url, lake="unused")) as view:
@@ -812,7 +825,7 @@ def test_missing_object_store_option_is_reported(postgres_url, tmp_path, staging
             view.chunks(view.world("main", "world-0001"), 0, staging)
 
 
-def test_directory_view_can_use_another_object_store(data, tmp_path, staging):
+def test_directory_view_can_use_another_object_store(data: Path, tmp_path: Path, staging: str) -> None:
     elsewhere = f"dir:{tmp_path / 'elsewhere'}"
     planes.build(data, worlds=2, entries=300, objects=elsewhere)
     with open_view(config(data, objects=elsewhere)) as view:
@@ -853,7 +866,9 @@ def check_view(view: View, staging: str, truth: dict[str, list[bytes]], blob: st
     assert b"".join(view.objects.open(path, 70_000, 100_000)) == BLOB[70_000:170_000]
 
 
-def test_views_read_encrypted_universes_with_the_master_key(data, staging, cache, tmp_path, monkeypatch):
+def test_views_read_encrypted_universes_with_the_master_key(
+    data: Path, staging: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     planes.build(data, worlds=3, entries=300, messages=50)
     with fastness.open(f"dir:{data}") as plane:
         blob = plane.blobs.put(BLOB)
