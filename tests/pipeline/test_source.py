@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from fastness.pipeline.source import FastnessSource
 from fastness.wire.queues import QueuePolicy
 from tests.pipeline import planes
 from tests.support.http_server import serving
+from tests.support.waiting import POLLS_MAX_SPARK, eventually
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +145,7 @@ def run_query(start: Callable[[], StreamingQuery]) -> None:
     """
     for attempt in range(5):
         try:
-            assert start().awaitTermination(120)
+            eventually(partial(start().awaitTermination, 0.1), "the end of the query", polls_max=POLLS_MAX_SPARK)
             return
         except StreamingQueryException as error:
             if attempt == 4 or "Python worker failed to connect back" not in str(error):

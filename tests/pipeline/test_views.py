@@ -58,9 +58,22 @@ from fastness.wire.backups import BackupBegun, BackupFile
 from tests.pipeline import planes
 from tests.support.forked import run_python
 from tests.support.http_server import serving
+from tests.support.waiting import eventually
 
-WAIT_SECONDS = 60
 BLOB = os.urandom(200_000)
+
+
+class Together:
+    """Holds each caller back until `count` of them have arrived, which needs concurrent requests."""
+
+    def __init__(self, count: int) -> None:
+        self._count, self._arrived, self._lock = count, 0, threading.Lock()
+
+    def wait(self) -> None:
+        with self._lock:
+            self._arrived += 1
+            group_end = -(-self._arrived // self._count) * self._count
+        eventually(lambda: self._arrived >= group_end, "concurrent requests")
 
 
 @pytest.fixture
@@ -425,12 +438,13 @@ def test_manifests_are_fetched_concurrently_and_cached(data: Path) -> None:
     with planes.opened(f"dir:{data}") as plane:
         for n in range(40):
             plane.activity.log(f"session-{n}", {"n": n})
-    asked, both = [], threading.Barrier(2)
+    asked: list[str] = []
+    both = Together(2)
 
     class Counting(ObjectStore):
         def get(self, path: str) -> bytes:
             asked.append(path)
-            both.wait(WAIT_SECONDS)  # Needs concurrent requests.
+            both.wait()
             return super().get(path)
 
     with open_view(config(data)) as view:
@@ -482,14 +496,14 @@ def test_server_view_has_every_record_of_a_running_server(data: Path, staging: s
 
 def test_segments_are_fetched_concurrently(data: Path, staging: str, cache: Path) -> None:
     planes.build(data, worlds=2, entries=300)
-    both = threading.Barrier(2)
+    both = Together(2)
     with serving(f"dir:{data}") as server, open_view(Config(data=server.url, lake="unused")) as view:
         world = view.world("main", "world-0001")
         first = view.chunks(msgspec.structs.replace(world, head=world.segments[1].end + 1), 0, staging)
         get = view.objects.get
 
         def together(path: str) -> bytes:
-            both.wait(WAIT_SECONDS)  # Needs concurrent requests.
+            both.wait()
             return get(path)
 
         view.objects.get = together
@@ -503,10 +517,10 @@ def test_segments_of_several_worlds_are_fetched_concurrently(data: Path, staging
     with serving(f"dir:{data}") as server, open_view(Config(data=server.url, lake="unused")) as view:
         one_by_one = [chunk for world in view.worlds("main") for chunk in view.chunks(world, 0, staging)]
         assert [chunk.world for chunk in one_by_one if not chunk.hot] == [f"world-000{n}" for n in range(1, 5)]
-        all_four, get = threading.Barrier(4), view.objects.get
+        all_four, get = Together(4), view.objects.get
 
         def together(path: str) -> bytes:
-            all_four.wait(WAIT_SECONDS)  # Needs concurrent requests.
+            all_four.wait()
             return get(path)
 
         view.objects.get = together
