@@ -6,10 +6,14 @@ Snapshots hold the state that `fastness.pipeline.replays:chain` folds the record
 plane with that reducer has no findings.
 """
 
+import atexit
 import contextlib
+import functools
 import hashlib
 import itertools
 import random
+import shutil
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -100,6 +104,23 @@ def build(
             plane.activity.log(f"session-{n % 3}", {"step": n, "cost": dice.random()}, kind="metrics")
         heads = sum(plane.world(name).head() for name in names)
     return Built(str(path), url, universe, names, heads, messages, mails, activity)
+
+
+def copy(path: Path, **options: Any) -> Built:
+    """A plane as `build` makes it with these options, copied from one that this process builds once.
+
+    All copies are the same plane, with one identity: for two planes in one lake, build one of them.
+    """
+    template = _template(tuple(sorted(options.items())))
+    shutil.copytree(template.path, path)
+    return msgspec.structs.replace(template, path=str(path), url=f"dir:{path}")
+
+
+@functools.cache
+def _template(options: tuple[tuple[str, Any], ...]) -> Built:
+    folder = Path(tempfile.mkdtemp(prefix="fastness-plane-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return build(folder / "data", **dict(options))
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ Cli = Callable[..., Result]
 
 @pytest.fixture
 def built(tmp_path: Path) -> planes.Built:
-    return planes.build(tmp_path / "data", worlds=3, entries=150, messages=40, mails=20, activity=10)
+    return planes.copy(tmp_path / "data", worlds=3, entries=150, messages=40, mails=20, activity=10)
 
 
 @pytest.fixture(scope="module")

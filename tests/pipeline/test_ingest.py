@@ -32,7 +32,7 @@ from tests.support.http_server import serving
 @pytest.fixture
 def plane(tmp_path: Path) -> Path:
     path = tmp_path / "data"
-    planes.build(path, worlds=4, entries=200, messages=40, mails=20, entities=10, activity=20)
+    planes.copy(path, worlds=4, entries=200, messages=40, mails=20, entities=10, activity=20)
     return path
 
 

@@ -41,12 +41,12 @@ WAIT_SECONDS = 120
 
 
 @pytest.fixture
-def built(tmp_path: Path) -> Any:
-    return planes.build(tmp_path / "data", worlds=3, entries=150, entities=5, messages=10, activity=10)
+def built(tmp_path: Path) -> planes.Built:
+    return planes.copy(tmp_path / "data", worlds=3, entries=150, entities=5, messages=10, activity=10)
 
 
 @pytest.fixture
-def config(built: Any, tmp_path: Path) -> Config:
+def config(built: planes.Built, tmp_path: Path) -> Config:
     return Config(data=built.url, lake=str(tmp_path / "lake"))
 
 
@@ -136,7 +136,9 @@ def test_rounds_of_a_follow_run_are_written_now_and_then(config: Config) -> None
 # Status.
 
 
-def test_status_shows_tables_marks_and_the_lag_behind_the_plane(built: Any, config: Config, tmp_path: Path) -> None:
+def test_status_shows_tables_marks_and_the_lag_behind_the_plane(
+    built: planes.Built, config: Config, tmp_path: Path
+) -> None:
     jobs.run("ingest", None, config, observers=[recorder(config)])
     with open_view(config) as view:
         tables = {table.table: table for table in lake_status(config, view).tables}
@@ -157,7 +159,7 @@ def test_status_shows_tables_marks_and_the_lag_behind_the_plane(built: Any, conf
     assert all(table.lag is None for table in lake_status(config).tables)
 
 
-def test_status_and_records_of_a_lake_in_an_object_store(built: Any) -> None:
+def test_status_and_records_of_a_lake_in_an_object_store(built: planes.Built) -> None:
     moto = ThreadedMotoServer(port=0, verbose=False)
     moto.start()
     try:
@@ -176,7 +178,7 @@ def test_status_and_records_of_a_lake_in_an_object_store(built: Any) -> None:
     assert all(table.committed_at is not None for table in found.tables)
 
 
-def test_status_command_prints_text_and_json(built: Any, config: Config) -> None:
+def test_status_command_prints_text_and_json(built: planes.Built, config: Config) -> None:
     jobs.run("ingest", None, config, observers=[recorder(config)])
     words = ("--lake", config.lake, "--data", built.url)
     text = status(*words).stdout
@@ -188,7 +190,7 @@ def test_status_command_prints_text_and_json(built: Any, config: Config) -> None
     assert (journal["rows"], journal["lag"]) == (built.entries, {"sources": 0, "amount": 0, "unit": "records"})
 
 
-def test_status_of_damaged_data_has_its_exit_code(built: Any, config: Config, tmp_path: Path) -> None:
+def test_status_of_damaged_data_has_its_exit_code(built: planes.Built, config: Config, tmp_path: Path) -> None:
     planes.flip_byte(tmp_path / "data", built.worlds[1])
     jobs.run("ingest", None, config, observers=[recorder(config)])
     found = json.loads(status("--lake", config.lake, "--json", code=exit_codes.DAMAGED).stdout)
@@ -221,7 +223,7 @@ def samples(text: str) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_metrics_file_has_every_job_of_the_lake(built: Any, config: Config, tmp_path: Path) -> None:
+def test_metrics_file_has_every_job_of_the_lake(built: planes.Built, config: Config, tmp_path: Path) -> None:
     path = tmp_path / "fastness.prom"
     jobs.run("ingest", None, config, observers=[recorder(config)])
     observer = recorder(config)
@@ -326,7 +328,7 @@ def test_health_needs_follow(tmp_path: Path) -> None:
     assert (result.exit_code, "--follow" in result.stderr) == (2, True)
 
 
-def test_followed_ingest_is_a_service_that_ends_at_sigterm(built: Any, config: Config, tmp_path: Path) -> None:
+def test_followed_ingest_is_a_service_that_ends_at_sigterm(built: planes.Built, config: Config, tmp_path: Path) -> None:
     observation = Observation(config, metrics=str(tmp_path / "fastness.prom"))
     before = signal.getsignal(signal.SIGTERM)
     with observation.following("0") as options:
@@ -349,7 +351,7 @@ def test_followed_ingest_is_a_service_that_ends_at_sigterm(built: Any, config: C
 
 
 @pytest.mark.thorough
-def test_followed_ingest_answers_health_checks_in_its_own_process(built: Any, config: Config) -> None:
+def test_followed_ingest_answers_health_checks_in_its_own_process(built: planes.Built, config: Config) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     words = ["ingest", "--data", built.url, "--lake", config.lake, "--follow", "--json"]

@@ -46,7 +46,7 @@ def read(data: Path, plan_partitions: list[plans.Partition], **given: str) -> li
 
 
 def test_options_exclude_chunks_from_the_plan(data: Path) -> None:
-    planes.build(data, worlds=3, entries=300)
+    planes.copy(data, worlds=3, entries=300)
     given = {"worlds": "world-0001", "fromHeight": "70"}
     (partition,) = plan_of(data, **given)
     assert {chunk.world for chunk in partition.chunks} == {"world-0001"}
@@ -60,7 +60,7 @@ def test_options_exclude_chunks_from_the_plan(data: Path) -> None:
 @pytest.mark.parametrize("table", options.READABLE_TABLES)
 def test_options_select_exactly_the_wanted_rows(data: Path, table: str) -> None:
     """Each option alone and all of them together, compared with the same selection of all rows in Python."""
-    planes.build(data, worlds=3, entries=150, messages=40, mails=80, entities=8, activity=20)
+    planes.copy(data, worlds=3, entries=150, messages=40, mails=80, entities=8, activity=20)
     planes.leave_log(data, 5)
     everything = read(data, plan_of(data, table=table), table=table)
     given = {}
@@ -85,7 +85,7 @@ def test_options_select_exactly_the_wanted_rows(data: Path, table: str) -> None:
 
 
 def test_options_select_rows_of_a_stream(data: Path) -> None:
-    planes.build(data, worlds=3, entries=60)
+    planes.copy(data, worlds=3, entries=60)
     given = {"worlds": "world-0001", "fromHeight": "50", "kinds": "entry,baseline"}
     reader = StreamReader(parse_options({"url": f"dir:{data}", **given}))
     end = reader.latestOffset({}, ReadAllAvailable())
@@ -96,7 +96,7 @@ def test_options_select_rows_of_a_stream(data: Path) -> None:
 
 
 def test_partitions_have_about_the_configured_number_of_rows(data: Path) -> None:
-    built = planes.build(data, worlds=4, entries=300)
+    built = planes.copy(data, worlds=4, entries=300)
     plan_partitions = plan_of(data, rowsPerPartition="200")
     assert len(plan_partitions) >= 4
     assert all(sum(chunk.rows for chunk in partition.chunks) <= 200 + 301 for partition in plan_partitions)
@@ -106,7 +106,7 @@ def test_partitions_have_about_the_configured_number_of_rows(data: Path) -> None
 
 
 def test_damage_fails_a_read_unless_it_is_skipped(data: Path) -> None:
-    built = planes.build(data, worlds=2, entries=300)
+    built = planes.copy(data, worlds=2, entries=300)
     start, end = planes.flip_byte(data, "world-0001", 1)
     plan_partitions = plan_of(data)
     with pytest.raises(Corrupt, match=rf"world-0001 of main, heights {start} to {end}.*checksum"):
@@ -115,7 +115,7 @@ def test_damage_fails_a_read_unless_it_is_skipped(data: Path) -> None:
 
 
 def test_malformed_line_fails_a_read_and_a_torn_one_does_not(data: Path) -> None:
-    planes.build(data, worlds=1, entries=10)
+    planes.copy(data, worlds=1, entries=10)
     planes.leave_log(data, 5, torn=True)
     assert len(read(data, plan_of(data, table="activity"), table="activity")) == 4
     planes.leave_log(data, 5, garbled=2, session="other")
@@ -129,7 +129,7 @@ def test_missing_session_log_of_a_server_can_be_skipped(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    planes.build(data, worlds=1, entries=10, activity=30)
+    planes.copy(data, worlds=1, entries=10, activity=30)
     lost = sorted(data.glob("objects/activity/main/*/*_metrics_*"))[0]
     lines = lost.read_bytes().count(b"\n") - 1
     lost.unlink()
@@ -154,7 +154,7 @@ def test_batches_of_rows_are_bounded_by_their_bytes(data: Path, monkeypatch: pyt
 
 
 def test_rows_between_two_offsets_stay_the_same(data: Path) -> None:
-    planes.build(data, worlds=2, entries=300, activity=10)
+    planes.copy(data, worlds=2, entries=300, activity=10)
     chosen = parse_options({"url": f"dir:{data}"})
     with open_view(chosen.config) as view:
         first = plans.heads(view)
@@ -178,7 +178,7 @@ def test_rows_between_two_offsets_stay_the_same(data: Path) -> None:
 
 
 def test_stream_fails_if_the_plane_was_restored_from_an_older_backup(data: Path) -> None:
-    planes.build(data, worlds=2, entries=50)
+    planes.copy(data, worlds=2, entries=50)
     reader = StreamReader(parse_options({"url": f"dir:{data}"}))
     now = reader.latestOffset({}, ReadAllAvailable())
     before = {**now, "main/world-0001": now["main/world-0001"] + 5, "main/gone": 7}
@@ -193,7 +193,7 @@ def test_stream_fails_if_the_plane_was_restored_from_an_older_backup(data: Path)
 
 
 def test_stream_of_another_history_fails_even_if_the_plane_is_ahead(data: Path) -> None:
-    planes.build(data, worlds=3, entries=20)
+    planes.copy(data, worlds=3, entries=20)
     backup = Path(shutil.copytree(data, data.parent / "backup"))
     reader = StreamReader(parse_options({"url": f"dir:{data}"}))
     earlier = reader.latestOffset({}, ReadAllAvailable())
@@ -263,7 +263,7 @@ DAMAGED = [
 
 @pytest.mark.parametrize("damaged", DAMAGED, ids=range(len(DAMAGED)))
 def test_invalid_journal_offset_is_rejected(data: Path, damaged: Any) -> None:
-    planes.build(data, worlds=1, entries=10)
+    planes.copy(data, worlds=1, entries=10)
     reader = StreamReader(parse_options({"url": f"dir:{data}"}))
     good = reader.latestOffset({}, ReadAllAvailable())
     for request in (
@@ -280,7 +280,7 @@ def test_invalid_journal_offset_is_rejected(data: Path, damaged: Any) -> None:
 
 
 def test_invalid_session_log_offset_is_rejected(data: Path) -> None:
-    planes.build(data, worlds=1, entries=10, activity=10)
+    planes.copy(data, worlds=1, entries=10, activity=10)
     logs = StreamReader(parse_options({"url": f"dir:{data}", "table": "activity"}))
     log_ends = logs.latestOffset({}, ReadAllAvailable())
     assert logs.partitions({}, log_ends)
@@ -290,7 +290,7 @@ def test_invalid_session_log_offset_is_rejected(data: Path) -> None:
 
 
 def test_batch_that_ends_before_its_start_is_rejected(data: Path) -> None:
-    planes.build(data, worlds=2, entries=10)
+    planes.copy(data, worlds=2, entries=10)
     reader = StreamReader(parse_options({"url": f"dir:{data}"}))
     good = reader.latestOffset({}, ReadAllAvailable())
     with pytest.raises(Corrupt, match=r"main/world-0001.*ends without it"):
@@ -301,7 +301,7 @@ def test_batch_that_ends_before_its_start_is_rejected(data: Path) -> None:
 
 @pytest.mark.parametrize("table", ["journal", "activity"])
 def test_latest_stream_loses_nothing_if_its_first_batch_is_repeated(data: Path, table: str) -> None:
-    planes.build(data, worlds=2, entries=10)
+    planes.copy(data, worlds=2, entries=10)
     chosen = parse_options({"url": f"dir:{data}", "table": table, "startingOffsets": "latest"})
     lost = StreamReader(chosen)
     before = lost.initialOffset()
@@ -332,7 +332,7 @@ def _rows(reader: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> i
 
 @pytest.mark.parametrize("table", ["journal", "activity", "queues"])
 def test_missing_staged_object_is_not_damage(data: Path, table: str) -> None:
-    planes.build(data, worlds=1, entries=10, messages=5)
+    planes.copy(data, worlds=1, entries=10, messages=5)
     planes.leave_log(data, 3)
     plan_partitions = plan_of(data, table=table)
     shutil.rmtree(data / ".staged")
@@ -347,7 +347,7 @@ def test_selection_of_a_write_is_rejected() -> None:
 
 
 def test_missing_staged_rows_fail_the_write(data: Path) -> None:
-    planes.build(data, worlds=1, entries=10)
+    planes.copy(data, worlds=1, entries=10)
     chosen = parse_options({"url": f"dir:{data}", "table": "queues", "queue": "jobs", "load": "monday"})
     writer = BatchWriter(chosen, parse_load(chosen, ["key", "payload"]))
     left = data / ".staged" / "load" / "left.arrow"
@@ -366,7 +366,7 @@ def test_missing_staged_rows_fail_the_write(data: Path) -> None:
 
 
 def test_map_becomes_a_json_object_in_a_payload(data: Path) -> None:
-    planes.build(data, worlds=1, entries=10)
+    planes.copy(data, worlds=1, entries=10)
     chosen = parse_options({"url": f"dir:{data}", "table": "queues", "queue": "jobs", "load": "monday"})
     writer = BatchWriter(chosen, parse_load(chosen, ["key", "payload", "attributes"]))
     strings = pa.map_(pa.string(), pa.string())
@@ -379,7 +379,7 @@ def test_map_becomes_a_json_object_in_a_payload(data: Path) -> None:
 
 
 def test_session_log_end_is_after_its_last_complete_line(data: Path) -> None:
-    planes.build(data, worlds=1, entries=10)
+    planes.copy(data, worlds=1, entries=10)
     file = planes.leave_log(data, 5, torn=True)
     chosen = parse_options({"url": f"dir:{data}", "table": "activity"})
     with open_view(chosen.config) as view:
@@ -391,7 +391,7 @@ def test_session_log_end_is_after_its_last_complete_line(data: Path) -> None:
 
 
 def test_old_staged_files_are_deleted(data: Path) -> None:
-    planes.build(data, worlds=2, entries=100)
+    planes.copy(data, worlds=2, entries=100)
     plan_of(data)
     staged = [path for path in (data / ".staged").rglob("*") if path.is_file()]
     assert staged
@@ -403,7 +403,7 @@ def test_old_staged_files_are_deleted(data: Path) -> None:
 
 
 def test_foreign_files_beside_the_staging_folder_are_kept(data: Path) -> None:
-    built = planes.build(data, worlds=2, entries=300)
+    built = planes.copy(data, worlds=2, entries=300)
     segments = planes.segment_files(data, "world-0001")
     old = time.time() - SOURCE_STAGED_SECONDS - 60
     for file in segments:
@@ -449,7 +449,7 @@ def test_universe_option_keeps_its_case() -> None:
 
 
 def test_unwritable_staging_location_is_reported(data: Path, tmp_path: Path) -> None:
-    planes.build(data, worlds=1, entries=10)
+    planes.copy(data, worlds=1, entries=10)
     (tmp_path / "file").touch()
     with pytest.raises(PathUnusable, match="file"):
         plan_of(data, staging=f"dir:{tmp_path / 'file'}")

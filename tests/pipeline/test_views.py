@@ -112,7 +112,7 @@ def everything(view: View, staging: str, universe: str = "main") -> dict[str, li
 
 
 def test_directory_view_has_every_record(data: Path, staging: str) -> None:
-    built = planes.build(data, worlds=3, entries=300)
+    built = planes.copy(data, worlds=3, entries=300)
     with open_view(config(data)) as view:
         assert list(view.universes()) == ["main"]
         found = everything(view, staging)
@@ -149,7 +149,7 @@ def test_chunks_cover_the_heights_from_start_to_head(read_only: Path, staging: s
 
 
 def test_hot_records_are_staged_in_bounded_chunks(data: Path, staging: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    planes.build(data, worlds=1, entries=300)
+    planes.copy(data, worlds=1, entries=300)
     for module in ("view", "chunk_stager"):
         monkeypatch.setattr(f"fastness.pipeline.views.{module}.CHUNK_ENTRIES", 100)
     with open_view(config(data)) as view:
@@ -165,7 +165,7 @@ def test_hot_records_are_staged_in_bounded_chunks(data: Path, staging: str, monk
 
 
 def test_open_view_does_not_lock_the_directory_and_does_not_change(data: Path, staging: str) -> None:
-    planes.build(data, worlds=2, entries=300)
+    planes.copy(data, worlds=2, entries=300)
     before = planes.truth(data)
     with open_view(config(data)) as view:
         planes.extend(data, ["world-0000", "world-0001"], 500)
@@ -182,7 +182,7 @@ def test_open_view_does_not_lock_the_directory_and_does_not_change(data: Path, s
 
 
 def test_view_deletes_its_folder_and_those_of_dead_processes(data: Path) -> None:
-    planes.build(data, worlds=1, entries=10)
+    planes.copy(data, worlds=1, entries=10)
     child = (
         "import os, sys; from fastness.pipeline.views import open_view; from fastness.pipeline.config import Config\n"
         "view = open_view(Config(data=sys.argv[1], lake='')); os.kill(os.getpid(), 9)"
@@ -201,7 +201,7 @@ def test_view_deletes_its_folder_and_those_of_dead_processes(data: Path) -> None
 
 
 def test_views_of_one_directory_can_be_opened_concurrently(data: Path) -> None:
-    planes.build(data, worlds=2, entries=100)
+    planes.copy(data, worlds=2, entries=100)
 
     def heads(_: int) -> dict[str, int]:
         with open_view(config(data)) as view:
@@ -214,7 +214,7 @@ def test_views_of_one_directory_can_be_opened_concurrently(data: Path) -> None:
 
 
 def test_old_folder_without_a_lock_is_deleted(data: Path) -> None:
-    planes.build(data, worlds=1, entries=10)
+    planes.copy(data, worlds=1, entries=10)
     (data / ".view-young").mkdir()
     (data / ".view-old").mkdir()
     old = time.time() - limits.VIEW_LOCK_WAIT_SECONDS_MAX - 10
@@ -225,14 +225,14 @@ def test_old_folder_without_a_lock_is_deleted(data: Path) -> None:
 
 
 def test_folder_that_cannot_be_deleted_is_ignored(data: Path) -> None:
-    planes.build(data, worlds=1, entries=10)
+    planes.copy(data, worlds=1, entries=10)
     (data / ".view-strange" / "lock").mkdir(parents=True)  # Like another user's: it cannot be locked.
     with open_view(config(data)) as view:
         assert [world.name for world in view.worlds("main")] == ["empty", "world-0000"]
 
 
 def test_directory_in_use_is_rejected_with_advice(data: Path) -> None:
-    planes.build(data, worlds=1, entries=10)
+    planes.copy(data, worlds=1, entries=10)
     with planes.opened(f"dir:{data}"), pytest.raises(DirectoryInUse, match="--data http://HOST:PORT"):
         open_view(config(data))
     assert list(data.glob(".view-*")) == []
@@ -242,7 +242,7 @@ def test_invalid_plane_is_rejected_without_side_effects(data: Path, tmp_path: Pa
     with pytest.raises(NotFound, match="There is no plane in"):
         open_view(config(tmp_path / "nowhere"))
     assert not (tmp_path / "nowhere").exists()
-    planes.build(data, worlds=1, entries=10)
+    planes.copy(data, worlds=1, entries=10)
     (data / "fastness.json").write_text('{"format": 999}')
     with pytest.raises(SchemaMismatch, match="upgrade"):
         open_view(config(data))
@@ -287,7 +287,7 @@ def test_universes_with_a_common_prefix_are_listed_once(data: Path) -> None:
 
 
 def test_deleted_world_has_no_journal_and_an_archived_one_has(data: Path) -> None:
-    planes.build(data, worlds=2, entries=100)
+    planes.copy(data, worlds=2, entries=100)
     with planes.opened(f"dir:{data}") as plane:
         for name in ("world-0000", "world-0001"):
             plane.world(name).archive()
@@ -302,7 +302,7 @@ def test_deleted_world_has_no_journal_and_an_archived_one_has(data: Path) -> Non
 
 
 def test_gaps_and_lost_segments_are_missing_chunks(data: Path, staging: str) -> None:
-    planes.build(data, worlds=2, entries=300)
+    planes.copy(data, worlds=2, entries=300)
     for height in (200, 201, 250):
         planes.remove_record(data, "world-0001", height)
     lost = planes.remove_segment(data, "world-0001", 1)
@@ -319,7 +319,7 @@ def test_gaps_and_lost_segments_are_missing_chunks(data: Path, staging: str) -> 
 
 
 def test_lost_index_entry_is_a_gap_up_to_the_next_segment(data: Path, staging: str) -> None:
-    planes.build(data, worlds=2, entries=300)
+    planes.copy(data, worlds=2, entries=300)
     with planes.opened(f"dir:{data}") as plane:
         where = World("main", "world-0001")
         plane.pairs.delete(Subspace("u", "main", "segments", where.name).key(127))
@@ -331,7 +331,7 @@ def test_lost_index_entry_is_a_gap_up_to_the_next_segment(data: Path, staging: s
 
 
 def test_unknown_records_do_not_affect_others(data: Path, staging: str) -> None:
-    planes.build(data, worlds=2, entries=300)
+    planes.copy(data, worlds=2, entries=300)
     where = World("main", "world-0001")
     newer = msgspec.msgpack.encode({"made by": "a newer version"})
 
@@ -353,7 +353,7 @@ def test_unknown_records_do_not_affect_others(data: Path, staging: str) -> None:
 
 
 def test_world_without_a_baseline_is_listed(data: Path) -> None:
-    planes.build(data, worlds=1, entries=100)
+    planes.copy(data, worlds=1, entries=100)
     with planes.opened(f"dir:{data}") as plane:
         plane.transact(lambda tx: tx.delete(subspace(World("main", "world-0000")).key("baseline")))
     with open_view(config(data)) as view:
@@ -363,7 +363,7 @@ def test_world_without_a_baseline_is_listed(data: Path) -> None:
 
 
 def test_blobs_are_verified_in_both_stores(data: Path) -> None:
-    planes.build(data, worlds=1, entries=10)
+    planes.copy(data, worlds=1, entries=10)
     with planes.opened(f"dir:{data}") as plane:
         small = plane.blobs.put(b"small")
         large = plane.blobs.put(b"x" * (limits.BLOB_INLINE_BYTES_MAX + 1))
@@ -382,7 +382,7 @@ def test_blobs_are_verified_in_both_stores(data: Path) -> None:
 
 
 def test_session_logs_are_read_in_place_or_staged(data: Path, staging: str) -> None:
-    planes.build(data, worlds=1, entries=10, activity=30)
+    planes.copy(data, worlds=1, entries=10, activity=30)
     left = planes.leave_log(data, 5, garbled=2, torn=True)
     with open_view(config(data)) as view:
         files = list(view.logs("main"))
@@ -397,7 +397,7 @@ def test_session_logs_are_read_in_place_or_staged(data: Path, staging: str) -> N
 
 
 def test_log_offset_stays_valid_after_rotation(data: Path, staging: str) -> None:
-    planes.build(data, worlds=1, entries=10)
+    planes.copy(data, worlds=1, entries=10)
     planes.leave_log(data, 5)
     with open_view(config(data)) as view:
         (file,) = view.logs("main")
@@ -417,7 +417,7 @@ def test_log_offset_stays_valid_after_rotation(data: Path, staging: str) -> None
 
 
 def test_log_rotated_after_listing_is_found(data: Path, staging: str) -> None:
-    planes.build(data, worlds=1, entries=10)
+    planes.copy(data, worlds=1, entries=10)
     planes.leave_log(data, 5)
     with open_view(config(data)) as view:
         (file,) = view.logs("main")
@@ -434,7 +434,7 @@ def test_log_rotated_after_listing_is_found(data: Path, staging: str) -> None:
 
 
 def test_manifests_are_fetched_concurrently_and_cached(data: Path) -> None:
-    planes.build(data, worlds=1, entries=10)
+    planes.copy(data, worlds=1, entries=10)
     with planes.opened(f"dir:{data}") as plane:
         for n in range(40):
             plane.activity.log(f"session-{n}", {"n": n})
@@ -466,7 +466,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_server_view_has_every_record_of_a_running_server(data: Path, staging: str, cache: Path) -> None:
-    planes.build(data, worlds=3, entries=300, messages=50, mails=20, entities=5, activity=20)
+    planes.copy(data, worlds=3, entries=300, messages=50, mails=20, entities=5, activity=20)
     planes.leave_log(data, 5)
     before = planes.truth(data)
     with serving(f"dir:{data}") as server:
@@ -495,7 +495,7 @@ def test_server_view_has_every_record_of_a_running_server(data: Path, staging: s
 
 
 def test_segments_are_fetched_concurrently(data: Path, staging: str, cache: Path) -> None:
-    planes.build(data, worlds=2, entries=300)
+    planes.copy(data, worlds=2, entries=300)
     both = Together(2)
     with serving(f"dir:{data}") as server, open_view(Config(data=server.url, lake="unused")) as view:
         world = view.world("main", "world-0001")
@@ -512,7 +512,7 @@ def test_segments_are_fetched_concurrently(data: Path, staging: str, cache: Path
 
 
 def test_segments_of_several_worlds_are_fetched_concurrently(data: Path, staging: str, cache: Path) -> None:
-    planes.build(data, worlds=5, entries=100)  # One segment each, except the first.
+    planes.copy(data, worlds=5, entries=100)  # One segment each, except the first.
     source = parse_options({"url": "http://unused", "staging": staging})
     with serving(f"dir:{data}") as server, open_view(Config(data=server.url, lake="unused")) as view:
         one_by_one = [chunk for world in view.worlds("main") for chunk in view.chunks(world, 0, staging)]
@@ -603,7 +603,7 @@ class _EmptyLakeJournal:
 
 
 def test_sst_files_are_fetched_once(data: Path, staging: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    planes.build(data, worlds=2, entries=300)
+    planes.copy(data, worlds=2, entries=300)
     with RocksDatabase(data / "kv") as database:
         database.flush_tables()
     sent = []
@@ -620,7 +620,7 @@ def test_sst_files_are_fetched_once(data: Path, staging: str, cache: Path, monke
 
 
 def test_cached_sst_file_of_another_plane_is_not_used(data: Path, staging: str, cache: Path, tmp_path: Path) -> None:
-    planes.build(data, worlds=2, entries=300)
+    planes.copy(data, worlds=2, entries=300)
     with RocksDatabase(data / "kv") as database:
         database.flush_tables()
     with serving(f"dir:{data}") as server:
@@ -647,7 +647,7 @@ def test_cached_sst_file_of_another_plane_is_not_used(data: Path, staging: str, 
 def test_damaged_cache_is_fetched_again(
     data: Path, staging: str, cache: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
-    planes.build(data, worlds=2, entries=300)
+    planes.copy(data, worlds=2, entries=300)
     with RocksDatabase(data / "kv") as database:
         database.flush_tables()
     sent = []
@@ -676,7 +676,7 @@ def test_damaged_cache_is_fetched_again(
 def test_concurrent_views_of_one_server_share_the_cache(
     data: Path, staging: str, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planes.build(data, worlds=2, entries=300)
+    planes.copy(data, worlds=2, entries=300)
     with RocksDatabase(data / "kv") as database:
         database.flush_tables()
     link, cleared = server_views._link, []
@@ -705,7 +705,7 @@ def test_concurrent_views_of_one_server_share_the_cache(
 def test_server_cannot_write_outside_the_view(
     data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    planes.build(data, worlds=1, entries=10)
+    planes.copy(data, worlds=1, entries=10)
     files = Backups.files
     monkeypatch.setattr(Backups, "files", lambda self, name: [BackupFile(path, 0), *files(self, name)])
     with serving(f"dir:{data}") as server, pytest.raises(InvalidArgument, match="owned"):
@@ -716,7 +716,7 @@ def test_server_cannot_write_outside_the_view(
 def test_checkpoint_removed_during_fetch_fails_the_view(
     data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planes.build(data, worlds=1, entries=10)
+    planes.copy(data, worlds=1, entries=10)
     log = planes.leave_log(data, 5)
     opened = Backups.open
 
@@ -743,7 +743,7 @@ def _recording(
 
 
 def test_server_view_needs_a_token_that_allows_backups(data: Path, cache: Path) -> None:
-    planes.build(data, worlds=1, entries=10)
+    planes.copy(data, worlds=1, entries=10)
     with serving(f"dir:{data}", tokens=True) as server:
         with pytest.raises(NotAllowed):
             open_view(Config(data=server.url, lake="unused", token="unknown"))
@@ -752,7 +752,7 @@ def test_server_view_needs_a_token_that_allows_backups(data: Path, cache: Path) 
 
 
 def test_damage_is_reported_through_a_server(data: Path, staging: str, cache: Path) -> None:
-    planes.build(data, worlds=2, entries=300)
+    planes.copy(data, worlds=2, entries=300)
     lost = planes.remove_segment(data, "world-0001", 0)
     flipped = planes.flip_byte(data, "world-0001", 1)
     with serving(f"dir:{data}") as server, open_view(Config(data=server.url, lake="unused")) as view:
@@ -763,7 +763,7 @@ def test_damage_is_reported_through_a_server(data: Path, staging: str, cache: Pa
 
 
 def test_removed_checkpoint_is_not_damage(data: Path, staging: str, cache: Path) -> None:
-    planes.build(data, worlds=2, entries=300, activity=10)
+    planes.copy(data, worlds=2, entries=300, activity=10)
     with serving(f"dir:{data}") as server, open_view(Config(data=server.url, lake="unused")) as view:
         rotated = next(file for file in view.logs("main") if file.is_rotated)
         (checkpoint,) = data.glob(".checkpoint-*")
@@ -777,7 +777,7 @@ def test_removed_checkpoint_is_not_damage(data: Path, staging: str, cache: Path)
 def test_view_waits_for_a_free_checkpoint_of_the_server(
     data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planes.build(data, worlds=1, entries=10)
+    planes.copy(data, worlds=1, entries=10)
     begin, refused = Backups.begin, []
 
     with serving(f"dir:{data}") as server, fastness.connect(server.url) as plane:
@@ -883,7 +883,7 @@ def check_view(view: View, staging: str, truth: dict[str, list[bytes]], blob: st
 def test_views_read_encrypted_universes_with_the_master_key(
     data: Path, staging: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planes.build(data, worlds=3, entries=300, messages=50)
+    planes.copy(data, worlds=3, entries=300, messages=50)
     with fastness.open(f"dir:{data}") as plane:
         blob = plane.blobs.put(BLOB)
         plane.world("world-0001").compact(entries=100, margin=5)
