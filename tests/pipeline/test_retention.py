@@ -2,6 +2,7 @@
 
 import random
 import re
+import shutil
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -53,13 +54,15 @@ class Lakes:
     def __init__(self, path: Path) -> None:
         self.path = path / "data"
         self.clock = ManualClock(planes.START_MS)
+        self.all = Config(data=f"dir:{self.path}", lake=str(path / "all"))
+        self.short = Config(data=f"dir:{self.path}", lake=str(path / "short"))
+
+    def build(self) -> None:
         planes.build(self.path, worlds=2, entries=40, messages=8, mails=6, entities=4, activity=5)
         with self.opened() as plane:
             plane.queue("audited").set_policy(QueuePolicy(history="durable", history_seconds=31_000_000))
             plane.queue("audited").put_many([1, 2])
             plane.state("doc").update({"n": 1})
-        self.all = Config(data=f"dir:{self.path}", lake=str(path / "all"))
-        self.short = Config(data=f"dir:{self.path}", lake=str(path / "short"))
 
     def opened(self) -> Any:
         return planes.opened(f"dir:{self.path}", universe="main", clock=self.clock)
@@ -75,12 +78,21 @@ class Lakes:
         return {name: Lake(config.lake).table(TABLES[name]).count() for name in TABLES}
 
 
-@pytest.fixture
-def lakes(tmp_path: Path) -> Lakes:
-    found = Lakes(tmp_path)
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a plane and its lakes; each test gets a copy."""
+    path: Path = tmp_path_factory.mktemp("filled")
+    lakes = Lakes(path)
+    lakes.build()
     for job in (ingest.run, contents.run, rollup.run):
-        found.run(job)
-    return found
+        lakes.run(job)
+    return path
+
+
+@pytest.fixture
+def lakes(filled: Path, tmp_path: Path) -> Lakes:
+    shutil.copytree(filled, tmp_path, dirs_exist_ok=True)
+    return Lakes(tmp_path)
 
 
 def vacuumed(config: Config, **retain: int) -> JobResult:
@@ -162,6 +174,7 @@ def test_killed_run_of_contents_adds_no_version_twice(lakes: Lakes, monkeypatch:
 
 def test_events_stay_until_a_roll_up_has_read_them(tmp_path: Path) -> None:
     lakes = Lakes(tmp_path)
+    lakes.build()
     ingest.run(None, lakes.short)
     before = lakes.counts(lakes.short)
     result = vacuumed(lakes.short, activity=1, queue_events=1, entity_changes=1)
