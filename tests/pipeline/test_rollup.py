@@ -1,5 +1,6 @@
 """Aggregates over session logs match what was done."""
 
+import os
 import random
 import shutil
 import signal
@@ -119,7 +120,9 @@ def test_queue_aggregates_match_the_messages(rolled_up: RolledUp) -> None:
 def server(url: str, folder: Path) -> Iterator[str]:
     """The URL of a server process with its own session logs, which is killed at the end."""
     command = ["-m", "fastness.cli", "serve", "--data", url, "--port", "0", "--activity", str(folder)]
-    with start_python(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FASTNESS_")}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    with start_python(command, env=environment, **pipes) as process:
         assert process.stdout is not None
         try:
             yield process.stdout.readline().strip().rpartition(" ")[2]
