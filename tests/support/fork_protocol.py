@@ -4,7 +4,7 @@ import json
 import socket
 import struct
 
-ADDRESS = "FASTNESS_TESTS_FORK_SERVER"  # The variable with the path of the fork server's socket.
+ADDRESS = "TESTS_OF_FASTNESS_FORK_SERVER"  # The variable with the path of the fork server's socket.
 SIZE = struct.Struct("!I")
 STATUS = struct.Struct("!i")
 

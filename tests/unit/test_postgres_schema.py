@@ -208,9 +208,7 @@ def test_an_upgrade_is_refused_while_a_transaction_uses_the_table(
 
 
 @pytest.mark.usefixtures("next_version")
-def test_a_process_that_opens_during_an_upgrade_prevents_it(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_opens_during_an_upgrade_prevents_it(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has read the old version and connects again: it waits for a lock, and the second look finds it.
 
     A lock of the test stands for the second between the looks.

@@ -18,7 +18,7 @@ def main() -> None:
     name, given = os.path.basename(sys.argv[1]), sys.argv[2:]
     os.environ["PATH"] = os.environ["PATH"].replace(f"{HERE}{os.pathsep}", "")
     address = os.environ.pop(ADDRESS)
-    del os.environ["FASTNESS_TESTS_PYTHON"]
+    del os.environ["TESTS_OF_FASTNESS_PYTHON"]
     if name == "fastness":
         arguments = ["-m", "fastness.cli", *given]
     else:
