@@ -29,7 +29,7 @@ from types import FrameType
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-SECONDS: Final = ROOT / "build" / "test-seconds.json"  # By file, of the runs before: the longest list begins first.
+SECONDS: Final = ROOT / "build" / "test-seconds.json"  # By test, of the runs before: the longest list begins first.
 BYTES_A_SECOND: Final = 8_000  # Of a test file that has not run yet.
 LISTS_A_PROCESS: Final = 8
 TOGETHER: Final = ("tests/browser", "tests/pipeline")  # One list each: they share a Chromium and a Spark.
@@ -71,7 +71,7 @@ class Recorder:
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         outcome = self.outcome
-        outcome.seconds[report.location[0]] += report.duration
+        outcome.seconds[report.nodeid] += report.duration
         if report.failed:
             outcome.counts["failed" if report.when == "call" else "errors"] += 1
             outcome.failures.append(report.nodeid)
@@ -107,7 +107,10 @@ class Run:
         self.processes: int = arguments.processes
         self.total = Outcome()
         self.running: dict[int, Running] = {}
-        self.known: dict[str, float] = json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
+        self.before: dict[str, float] = json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
+        self._weights: Counter[str] = Counter()
+        for test, seconds in self.before.items():
+            self._weights[test.partition("::")[0]] += seconds
 
     def run(self, files: list[str]) -> None:
         waiting = list(self._lists(files))
@@ -118,7 +121,7 @@ class Run:
             self._finish_one(f"[{done + 1:{len(str(count))}}/{count}]")
 
     def _weight(self, file: str) -> float:
-        return self.known.get(file, (ROOT / file).stat().st_size / BYTES_A_SECOND)
+        return self._weights[file] or (ROOT / file).stat().st_size / BYTES_A_SECOND
 
     def _lists(self, files: list[str]) -> Iterator[list[str]]:
         """The lists of files, the longest first."""
@@ -266,7 +269,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     end = arguments.index("--") if "--" in arguments else len(arguments)
     given = parser.parse_args(arguments[:end])
     given.pytest = arguments[end + 1 :]
-    given.pytest += ["--all-backends"] if given.all else ["-m", "not thorough and not nightly", f"--part={part()}"]
+    given.pytest += [] if given.all else ["-m", "not thorough and not nightly", f"--part={part()}"]
     return given
 
 
@@ -304,7 +307,8 @@ def main(arguments: list[str]) -> int:
     total = run.total
     if not stopped:
         SECONDS.parent.mkdir(exist_ok=True)
-        SECONDS.write_text(json.dumps({**run.known, **total.seconds}, indent=1))
+        others = {test: seconds for test, seconds in run.before.items() if test.partition("::")[0] not in files}
+        SECONDS.write_text(json.dumps({**others, **total.seconds}, indent=1))
     if total.failures:
         print("To repeat the failures: .venv/bin/pytest " + shlex.join(total.failures))
     why = "; ".join(f"{count}: {reason}" for reason, count in total.skips.most_common())

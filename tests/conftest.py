@@ -25,6 +25,8 @@ from tests.support.depth import Depth, depth_of, first_seed_of
 from tests.support.postgres import SERVER, THROWAWAY, PostgresServer
 
 PARTS = 8
+COSTLY = {"spark", "browser"}  # Fixtures.
+STORED = {"rocksdb", "dir", "postgres", "postgresql"}
 UNIT = Path(__file__).parent / "unit"
 
 settings.register_profile(
@@ -35,8 +37,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all-backends", action="store_true", help="run the unit tests of the layers on every backend")
-    parser.addoption("--part", type=int, help=f"the number of the {PARTS} parts of the tests marked `rotating` to run")
+    parser.addoption(
+        "--part", type=int, help=f"which of the {PARTS} parts of the tests that rotate to run, and quickly"
+    )
     parser.addoption("--whole", action="append", default=[], help="a file whose tests marked `rotating` all run")
     parser.addoption("--kills", type=int, help="how often the crash tests kill their child process")
     parser.addoption("--flips", type=float, help="how many times as many bits the bit flip tests flip")
@@ -56,19 +59,36 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of the tests marked `rotating`, keep those of the part that is asked for."""
+    """Of the tests that rotate, keep those of the part that is asked for."""
     part = config.getoption("--part")
-    if part is not None:
-        whole = [config.rootpath / file for file in config.getoption("--whole")]
-        others = {
-            item
-            for item in items
-            if item.get_closest_marker("rotating")
-            and item.path not in whole
-            and zlib.crc32(item.nodeid.encode()) % PARTS != part % PARTS
-        }
-        config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if item not in others]
+    if part is None:
+        return
+    whole = [config.rootpath / file for file in config.getoption("--whole")]
+    in_memory = {(item.path, name) for item in items for name in [_test_on(item, {"memory"})] if name}
+
+    def rotates(item: pytest.Item) -> bool:
+        """A test that is marked so, or needs Spark or a browser; and a unit test that runs in memory, on a disk."""
+        if item.get_closest_marker("rotating"):
+            return True
+        if item.get_closest_marker("always"):
+            return False
+        stored = item.path.is_relative_to(UNIT) and (item.path, _test_on(item, STORED)) in in_memory
+        return stored or not COSTLY.isdisjoint(getattr(item, "fixturenames", ()))
+
+    others = {
+        item
+        for item in items
+        if item.path not in whole and zlib.crc32(item.nodeid.encode()) % PARTS != part % PARTS and rotates(item)
+    }
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if item not in others]
+
+
+def _test_on(item: pytest.Item, backends: set[str]) -> str | None:
+    """The name of a test without its parameters, if one of them is one of these backends."""
+    call = getattr(item, "callspec", None)
+    values = [] if call is None else [value for value in call.params.values() if isinstance(value, str)]
+    return getattr(item, "originalname", None) if backends & set(values) else None
 
 
 def pytest_configure() -> None:
@@ -169,16 +189,7 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """The unit tests of the layers run in memory, and everything else on every backend. `--all-backends` is for all."""
-    marks = metafunc.definition.iter_markers("parametrize")
-    own = hasattr(metafunc.module, "backend") or any("backend" in mark.args[0] for mark in marks)
-    if "backend" in metafunc.fixturenames and not own:
-        in_memory = metafunc.definition.path.is_relative_to(UNIT) and not metafunc.config.getoption("--all-backends")
-        metafunc.parametrize("backend", BACKENDS[:1] if in_memory else BACKENDS, indirect=True)
-
-
-@pytest.fixture
+@pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> str:
     """The name of the test's backend."""
     return str(request.param)

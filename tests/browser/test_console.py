@@ -49,6 +49,7 @@ from tests.support.server_process import Server
 # Loading and live updates.
 
 
+@pytest.mark.always
 def test_the_console_contacts_no_other_host_and_sets_no_cookie(fresh: Page, page_log: PageLog, server: Server) -> None:
     open_page(fresh, server)
     expect(fresh.get_by_role("heading", name="Throughput")).to_be_visible()
@@ -208,6 +209,7 @@ def test_a_queue_is_paused_and_resumed(page: Page, server: Server) -> None:
 # One message.
 
 
+@pytest.mark.always
 def test_a_message_is_found_by_its_id_and_followed_to_its_result(untimed: Page, server: Server) -> None:
     page = untimed
     with server.plane() as plane:
@@ -288,6 +290,7 @@ def test_an_unknown_message_is_reported(noisy: Page, server: Server) -> None:
         expect(noisy.get_by_role("button", name="Cancel message")).to_be_hidden()
 
 
+@pytest.mark.always
 def test_stored_values_are_rendered_as_text_only(page: Page, server: Server, reports: Path) -> None:
     (reports / MARKUP_NAME).write_text(REPORT)
     try:
@@ -342,6 +345,7 @@ def test_an_unknown_page_shows_the_overview(page: Page, server: Server) -> None:
 # Runs and worlds with programs.
 
 
+@pytest.mark.always
 def test_a_run_is_followed_and_approved(untimed: Page, server: Server) -> None:
     page = untimed
     app = fastness.HostApp()
@@ -840,6 +844,7 @@ def test_every_page_shows_a_disk_that_is_nearly_full(fresh: Page, tmp_path: Path
 # Tokens.
 
 
+@pytest.mark.always
 def test_a_wrong_token_is_refused_and_a_valid_one_signs_in(noisy: Page, page_log: PageLog, guarded: Guarded) -> None:
     server, tokens = guarded
     noisy.goto(f"{server.url}/console#/queues")
@@ -1091,6 +1096,7 @@ def open_details(page: Page) -> None:
         each.click()
 
 
+@pytest.mark.always
 def test_the_help_and_the_pages_of_messages_are_accessible(page: Page, server: Server) -> None:
     open_page(page, server)
     check_in_dark(page)

@@ -207,6 +207,7 @@ def test_a_lake_without_runs_says_what_to_do_and_a_damaged_one_is_reported(noisy
 # Actions.
 
 
+@pytest.mark.always
 def test_a_lease_is_released_after_a_question(noisy: Page, server: Server) -> None:
     page = noisy  # Chromium logs the refusal of the server.
     with server.plane() as plane, server.plane() as other:

@@ -83,6 +83,7 @@ def test_a_bulk_redrive_asks_with_the_count(untimed: Page, server: Server) -> No
         assert plane.queue("bulk").stats().ready == 2
 
 
+@pytest.mark.always
 def test_messages_are_cancelled_moved_and_deleted_in_bulk(untimed: Page, server: Server) -> None:
     page = untimed
     with server.plane() as plane:

@@ -78,6 +78,7 @@ def test_json_output_has_the_whole_job_result(
     assert spark.range(3).count() == 3  # The session is still usable.
 
 
+@pytest.mark.always
 def test_full_run_prints_a_table(cli: Cli, spark: SparkSession, built: planes.Built, tmp_path: Path) -> None:
     output = cli("run", "--data", built.path, "--lake", str(tmp_path / "lake")).stdout.splitlines()
     assert output[0].split() == ["job", "verdict", "rows", "seconds"]

@@ -451,6 +451,7 @@ def test_lake_equals_what_handles_return_in_many_histories(tmp_path: Path) -> No
         shutil.rmtree(tmp_path / "history")
 
 
+@pytest.mark.always
 def test_rollup_equals_what_handles_return(spark: SparkSession, tmp_path: Path) -> None:
     history = check(tmp_path, 7)
     rollup.run(spark, history.config)

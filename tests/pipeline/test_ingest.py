@@ -445,6 +445,7 @@ def test_progress_is_reported(plane: Path) -> None:
     assert {what for what, _, _ in reports} == {"journal rows", "segments rows", "activity rows", "entity_changes rows"}
 
 
+@pytest.mark.always
 def test_ingest_on_executors_gives_the_same_rows(
     spark: SparkSession, plane: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

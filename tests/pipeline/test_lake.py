@@ -623,6 +623,7 @@ def test_spark_reads_committed_rows_and_writes_files(spark: SparkSession, lake: 
     assert copied.rows().sort_by(keys) == table.rows().sort_by(keys)
 
 
+@pytest.mark.always
 def test_error_on_an_executor_is_raised_on_the_driver(spark: SparkSession) -> None:
     def work(task: bytes) -> bytes:  # A function of the module would make the executor import this file.
         raise Unreachable(f"{task.decode()} does not answer")
@@ -639,6 +640,7 @@ def test_compaction_on_executors(spark: SparkSession, tmp_path: Path) -> None:
     assert heights(table, "ada") == [0, 1, 2, 3]
 
 
+@pytest.mark.always
 def test_every_table_can_be_created_and_read(spark: SparkSession, tmp_path: Path) -> None:
     lake = Lake(str(tmp_path))
     for table in TABLES.values():

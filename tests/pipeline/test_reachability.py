@@ -183,6 +183,7 @@ def test_only_old_blobs_are_reclaimable(found: SimpleNamespace) -> None:
     assert abs((modified - datetime.now(UTC)).total_seconds()) < 3_600
 
 
+@pytest.mark.always
 def test_nothing_is_deleted(found: SimpleNamespace) -> None:
     with fastness.open(found.config.data) as plane:
         for name in ("keys", "objects", "chained"):

@@ -81,6 +81,7 @@ def contend_for_leases(path: Path) -> None:
             plane.lease("build").acquire("bob")
 
 
+@pytest.mark.always
 def test_every_message_and_mail_has_a_row(rolled_up: RolledUp) -> None:
     assert rolled_up.result.ok
     assert rolled_up.result.notes == []
@@ -88,6 +89,7 @@ def test_every_message_and_mail_has_a_row(rolled_up: RolledUp) -> None:
     assert rolled_up.result.rows["mail"] == len(rolled_up.rows("mail")) == 200
 
 
+@pytest.mark.always
 def test_message_outcomes_match_the_plane(rolled_up: RolledUp) -> None:
     with open_view(rolled_up.config) as view:
         there = {(row.origin or row.queue, row.id): row for row in view.messages("main")}
@@ -103,6 +105,7 @@ def test_message_outcomes_match_the_plane(rolled_up: RolledUp) -> None:
     assert not there
 
 
+@pytest.mark.always
 def test_queue_aggregates_match_the_messages(rolled_up: RolledUp) -> None:
     messages = rolled_up.rows("messages")
     for row in rolled_up.rows("rollup_queues"):
@@ -229,6 +232,7 @@ def test_backlog_matches_the_plane(rolled_up: RolledUp) -> None:
     assert {row["queue"]: row["backlog"] for row in rolled_up.rows("rollup_queues")} == there
 
 
+@pytest.mark.always
 def test_hourly_aggregates_match_the_messages(rolled_up: RolledUp) -> None:
     messages = rolled_up.rows("messages")
 

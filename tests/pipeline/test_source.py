@@ -39,6 +39,7 @@ def table(spark: SparkSession, url: str, name: str = "journal", **options: str) 
     return spark.read.format("fastness").options(url=url, table=name, **options).load()
 
 
+@pytest.mark.always
 def test_journal_is_read_completely(spark: SparkSession, built: planes.Built) -> None:
     rows = table(spark, built.url, rowsPerPartition="300").select("world", "height", "raw", "hash").collect()
     found: dict[str, dict[int, bytes]] = {}
@@ -74,6 +75,7 @@ def test_one_frame_gives_the_same_rows_in_every_query(spark: SparkSession, built
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
 
 
+@pytest.mark.always
 def test_options_select_rows(spark: SparkSession, built: planes.Built) -> None:
     chosen = table(spark, built.url, worlds="world-0001,world-0002", fromHeight="60", kinds="entry")
     expected = table(spark, built.url).where(
@@ -286,6 +288,7 @@ def save(frame: DataFrame, url: str, name: str, **options: str) -> None:
     frame.write.format("fastness").options(url=url, table=name, **options).mode("append").save()
 
 
+@pytest.mark.always
 def test_dataframe_is_written_to_a_directory_once(spark: SparkSession, tmp_path: Path) -> None:
     data = tmp_path / "data"
     planes.build(data, worlds=1, entries=10)

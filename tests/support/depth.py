@@ -57,7 +57,7 @@ FULL: Final = Depth(
 
 def depth_of(config: pytest.Config) -> Depth:
     """The depth of this run; options replace single numbers."""
-    depth = FULL if config.getoption("--all-backends") else QUICK
+    depth = FULL if config.getoption("--part") is None else QUICK
     given = {name: config.getoption(f"--{name}") for name in ("kills", "histories", "flips")}
     return depth._replace(**{name: number for name, number in given.items() if number is not None})
 

@@ -68,10 +68,10 @@ def test_a_handler_gets_full_batches_at_once_and_the_rest_after_the_wait(plane: 
         eventually(lambda: asks_for(running, 50))
         clock.advance(59.9)
         jobs.put(250)
-        eventually(lambda: asks_for(running, 49))
+        jobs.put(251)
+        eventually(lambda: asks_for(running, 48))
         assert handler.sizes == [100, 100]
-        clock.advance(0.2)
-        jobs.put(251)  # It ends the receive that waits: the clock of the test does not.
+        clock.advance(0.2)  # The receive waits for the 0.1 s that were left.
         eventually(lambda: running.stats.handled == 252)
     assert handler.batches == [list(range(100)), list(range(100, 200)), list(range(200, 252))]
     assert (jobs.stats().acked_total, jobs.stats().leased, running.stats.failed) == (252, 0, 0)
