@@ -246,24 +246,24 @@ def test_a_paused_process_does_not_block_others(postgres_url: str, depth: Depth)
     check_jobs(queue_child.history_of(lines))
 
 
-def test_a_killed_postgresql_loses_nothing_acknowledged(postgres_url: str, depth: Depth) -> None:
+def test_a_killed_postgresql_loses_nothing_acknowledged(own_postgres_url: str, depth: Depth) -> None:
     """When one of its processes is killed, PostgreSQL ends all sessions and recovers from its log."""
     kills = max(1, depth.server_kills - 1)
     puts = 40 * kills
     with (
-        Node(postgres_url, "one", producers=2, puts=puts, consumers=2) as one,
-        Node(postgres_url, "two", producers=2, puts=puts, consumers=2) as two,
+        Node(own_postgres_url, "one", producers=2, puts=puts, consumers=2) as one,
+        Node(own_postgres_url, "two", producers=2, puts=puts, consumers=2) as two,
     ):
         for kill in range(1, kills + 1):
             eventually(lambda kill=kill: one.count_results("ack") + two.count_results("ack") > 25 * kill, "some acks")
-            kill_postgresql(postgres_url)
+            kill_postgresql(own_postgres_url)
         one.finish()
         two.finish()
         lines = one.lines + two.lines
     errors = queue_child.errors_of(lines)
     print(f"errors: {errors}")
     assert set(errors) <= {"commit_unknown", "unreachable"}
-    left = {id for ids in _ids_by_state(postgres_url).values() for id in ids}
+    left = {id for ids in _ids_by_state(own_postgres_url).values() for id in ids}
     check_jobs(queue_child.history_of(lines), left=left)
 
 
