@@ -1057,6 +1057,7 @@ def _classes() -> dict[str, type[FastnessError]]:
     pending = [FastnessError]
     while pending:
         each = pending.pop()
-        found[each.code] = each
+        if "code" in vars(each):  # A subclass of an application has the code of its base.
+            found[each.code] = each
         pending += each.__subclasses__()
     return found

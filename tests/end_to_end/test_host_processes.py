@@ -177,11 +177,12 @@ def test_the_worlds_of_a_killed_host_continue_on_another_and_nothing_is_done_twi
     for name in names:
         plane.world(name).create(program="agent")
     plane.world("ledger").create(program="ledger")
-    killed, other = start(), start()
+    killed = start()
     for order in range(ORDERS):
         for number, name in enumerate(names):
             plane.world(name).send("order", [number, order])
     eventually(lambda: notes(folder, "charge").count(killed.pid) >= 5)
+    other = start()
     assert killed.stop(signal.SIGKILL) == -signal.SIGKILL
     total = WORLDS * ORDERS
     eventually(lambda: plane.queue("charged").stats().put_total == total)

@@ -4,7 +4,7 @@ import inspect
 import re
 
 from fastness import errors
-from fastness.errors import FastnessError, MailboxFull, RetryAdvice
+from fastness.errors import Backend, FastnessError, MailboxFull, RetryAdvice, rebuild
 from tests.support.failures import Failures
 
 CLASSES = {
@@ -73,3 +73,11 @@ def test_an_error_says_what_a_caller_may_do() -> None:
 
 def test_a_retry_is_its_word_on_the_wire() -> None:
     assert [str(retry) for retry in RetryAdvice] == ["never", "refresh", "later", "idempotent"]
+
+
+def test_an_answer_becomes_an_error_of_this_package_although_an_application_has_a_subclass() -> None:
+    class HostDied(Backend):
+        """It has the code of its base."""
+
+    assert HostDied.code == Backend.code
+    assert type(rebuild(Backend.code, "no answer")) is Backend
