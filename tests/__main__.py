@@ -12,6 +12,7 @@ import gc
 import importlib
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -32,7 +33,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 SECONDS: Final = ROOT / "build" / "test-seconds.json"  # By test, of the runs before: the longest list begins first.
 BYTES_A_SECOND: Final = 8_000  # Of a test file that has not run yet.
 LISTS_A_PROCESS: Final = 8
-TOGETHER: Final = ("tests/browser", "tests/pipeline")  # One list each: they share a Chromium and a Spark.
+TOGETHER: Final = {"tests/browser": "", "tests/pipeline": r"\bspark[,:\"]"}  # One list of files, by what is in them.
 IMPORTS: Final = (
     "celery.apps.worker",
     "celery.bin.celery",
@@ -125,8 +126,12 @@ class Run:
 
     def _lists(self, files: list[str]) -> Iterator[list[str]]:
         """The lists of files, the longest first."""
-        lists = [found for folder in TOGETHER if (found := [file for file in files if file.startswith(folder)])]
-        alone = sorted((file for file in files if not file.startswith(TOGETHER)), key=self._weight, reverse=True)
+        lists = []
+        for folder, text in TOGETHER.items():  # They share a Chromium, and a Spark.
+            of_folder = [file for file in files if file.startswith(folder)]
+            lists.append([file for file in of_folder if re.search(text, (ROOT / file).read_text())])
+        together = {file for found in lists for file in found}
+        alone = sorted(set(files) - together, key=self._weight, reverse=True)
         enough = sum(map(self._weight, alone)) / (self.processes * LISTS_A_PROCESS)
         filled = 0.0
         for file in alone:
@@ -136,7 +141,7 @@ class Run:
                 filled = 0.0
             lists[-1].append(file)
             filled += weight
-        return iter(lists)
+        return (files for files in lists if files)
 
     def _start(self, files: list[str], number: int) -> None:
         output = self.folder / f"output-{number}"

@@ -25,6 +25,7 @@ PARTS: Final = {
     "api-examples": ("python tools/make_api_examples.py --check",),
     "manual": ("python tools/make_manual.py --check",),
     "ruff": ("ruff check .", "ruff format --check ."),
+    "clocks": ("python tools/check_clocks.py",),
     "links": ("python tools/check_links.py",),
     "imports": ("lint-imports",),
     "sqs-shapes": ("python tools/make_sqs_shapes.py --check",),

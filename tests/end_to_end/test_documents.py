@@ -135,6 +135,7 @@ def run_with_a_server(document: str, folder: Path, words: Mapping[str, str] | No
 
 
 @pytest.mark.parametrize("document", TUTORIALS)
+@pytest.mark.rotating
 def test_the_blocks_of_a_tutorial_run(document: str, tmp_path: Path) -> None:
     run_with_a_server(document, tmp_path)
 

@@ -7,6 +7,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import fastness
 from fastness.layers import samples
 from tests.support.server_process import Server
@@ -62,6 +64,7 @@ def test_a_server_without_a_history_stores_nothing(tmp_path: Path) -> None:
         server.kill()
 
 
+@pytest.mark.rotating
 def test_a_chart_of_two_servers_has_the_calls_of_both(postgres_url: str, tmp_path: Path) -> None:
     with ExitStack() as stack:
         servers = []

@@ -144,6 +144,7 @@ def test_a_delayed_message_becomes_ready_whichever_node_is_on_duty(cluster: Clus
             eventually(partial(_is_ready, plane.queue(name).stats))
 
 
+@pytest.mark.rotating
 def test_a_paused_holder_loses_the_periodic_work_and_does_not_take_it_back(cluster: Cluster) -> None:
     holder = both(cluster)
     survivor = cluster.other(holder)

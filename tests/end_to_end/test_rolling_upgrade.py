@@ -166,6 +166,7 @@ def test_a_format_is_raised_in_steps(postgres_url: str) -> None:
         raise_format(postgres_url, NEW + 1)
 
 
+@pytest.mark.rotating
 def test_a_data_directory_is_copied_to_the_newer_format(tmp_path: Path) -> None:
     old, new = f"dir:{tmp_path / 'old'}", f"dir:{tmp_path / 'new'}"
     with fastness.open(old) as plane:

@@ -73,7 +73,7 @@ def test_audit_finds_one_wrong_baseline_among_a_thousand_worlds(spark: SparkSess
     assert rows["world-0000"]["digest"] == hashlib.sha256(rows["world-0000"]["state"]).hexdigest()
 
 
-@pytest.mark.always
+@pytest.mark.rotating
 def test_audit_reports_every_kind_of_damage_and_nothing_else(spark: SparkSession, tmp_path: Path) -> None:
     data = tmp_path / "data"
     planes.build(data, worlds=6, entries=200)

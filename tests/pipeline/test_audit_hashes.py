@@ -328,10 +328,12 @@ def check_key_space(undamaged: Path, tmp_path: Path, dice: random.Random, damage
         shutil.rmtree(root)
 
 
+@pytest.mark.rotating
 def test_random_damage_of_objects_and_lake_is_found(root: Path) -> None:
     check_objects_and_lake(root, random.Random(1), 160)
 
 
+@pytest.mark.rotating
 def test_random_damage_of_the_key_space_is_found(undamaged: Path, tmp_path: Path) -> None:
     check_key_space(undamaged, tmp_path, random.Random(1), 40)
 

@@ -112,7 +112,7 @@ def written(config: Config) -> dict[tuple[str, datetime], dict[str, Any]]:
     return found
 
 
-@pytest.mark.always
+@pytest.mark.rotating
 def test_live_aggregates_equal_the_log_lines_after_every_run(spark, tmp_path, monkeypatch):
     data = tmp_path / "data"
     planes.build(data, worlds=1, entries=20, messages=600)

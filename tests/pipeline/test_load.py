@@ -30,7 +30,6 @@ def orders(tmp_path: Path) -> str:
     return str(file)
 
 
-@pytest.mark.always
 def test_file_is_loaded_once_and_again_after_forget(spark, data, orders):
     config = Config(data=f"dir:{data}", lake="unused")
 

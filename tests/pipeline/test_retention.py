@@ -103,6 +103,7 @@ def vacuumed(config: Config, **retain: int) -> JobResult:
 RAW = ("activity", "queue_events", "entity_changes", "state_changes")
 
 
+@pytest.mark.rotating
 def test_removed_rows_stay_removed_and_no_job_reports_them(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
     before, lake = lakes.counts(lakes.short), Lake(lakes.short.lake)
     marks = {name: dict(lake.table(TABLES[name]).watermarks()) for name in RAW}

@@ -288,7 +288,6 @@ def save(frame: DataFrame, url: str, name: str, **options: str) -> None:
     frame.write.format("fastness").options(url=url, table=name, **options).mode("append").save()
 
 
-@pytest.mark.always
 def test_dataframe_is_written_to_a_directory_once(spark: SparkSession, tmp_path: Path) -> None:
     data = tmp_path / "data"
     planes.build(data, worlds=1, entries=10)

@@ -52,6 +52,7 @@ def nested(depth: int) -> Any:
     ],
     ids=lambda each: json.dumps(each)[:50],
 )
+@pytest.mark.rotating
 def test_no_schema_and_value_take_long(schema: Any, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     times = count(0.0, MCP_VALIDATION_SECONDS / CHECKS_MAX)
     monkeypatch.setattr(schema_validator, "thread_time", lambda: next(times))

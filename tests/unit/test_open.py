@@ -353,6 +353,7 @@ except FastnessError as error:
 
 
 @pytest.mark.parametrize("files", [6, 9, 12, 15, 18])
+@pytest.mark.rotating
 def test_too_few_open_files_are_a_typed_error(tmp_path: Path, files: int) -> None:
     fastness.open(f"dir:{tmp_path / 'data'}").close()
     command = [sys.executable, "-c", FEW_FILES, str(tmp_path / "data"), str(files)]
@@ -441,6 +442,7 @@ else:
 
 
 @pytest.mark.parametrize(("ending", "code"), [("returns", 0), ("raises", 1), ("exits", 3), ("daemon", 0)])
+@pytest.mark.rotating
 def test_what_an_open_plane_has_accepted_is_stored_however_its_program_ends(
     tmp_path: Path, ending: str, code: int
 ) -> None:
