@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 from fastness.backends.objects import open_objects
 from fastness.cli import exit_codes
 from fastness.cli.main import root
+from fastness.clock import SystemClock
 from fastness.errors import AnotherHistory, InvalidArgument, PathUnusable, Unreachable
 from fastness.layers import journals
 from fastness.layers.worlds import World
@@ -819,7 +820,7 @@ def test_durable_history_is_ingested_once_also_if_it_is_committed_late(plane: Pa
     assert ingest.run(None, config(plane)).rows["queue_events"] == 0
     assert events() == [("acked", 60_000), ("leased", 60_000), ("put", 40_000), ("put", 50_000), ("put", 50_000)]
     assert CliRunner().invoke(root, ["--url", f"dir:{plane}", "backup", str(tmp_path / "backup")]).exit_code == 0
-    later_ms = start_ms + 70_000
+    later_ms = SystemClock().now_ms()
     change(later_ms, lambda queue: queue.put(4))
     ingest.run(None, config(plane))
     assert len(events()) == 6
