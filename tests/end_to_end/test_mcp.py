@@ -31,7 +31,7 @@ from fastness.server.mcp import endpoint, mounting
 from fastness.server.mcp.mounting import Mcp, open_mcp
 from fastness.server.mcp.options import McpOptions
 from fastness.wire.requests import Request
-from tests.support.forked_command import python_command
+from tests.support.forked import python_command
 from tests.support.server_process import SECONDS_MAX, Server
 
 pytestmark = pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")

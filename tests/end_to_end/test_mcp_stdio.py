@@ -14,8 +14,7 @@ import pytest
 from mcp import Client, StdioServerParameters
 
 import fastness
-from tests.support.forked import start_python
-from tests.support.forked_command import python_command
+from tests.support.forked import python_command, start_python
 from tests.support.server_process import Server
 
 SECONDS_MAX: Final = 60.0  # Bounds every wait; far longer than any step takes.

@@ -17,7 +17,7 @@ from mcp.shared.exceptions import MCPError
 import fastness
 from fastness.mcp.exposing import expose
 from fastness.mcp.tasks import InputNeeded, task_of
-from tests.support.forked_command import python_command
+from tests.support.forked import python_command
 from tests.support.mcp_task_client import TaskClient, TaskExtension
 from tests.support.server_process import SECONDS_MAX, Server
 

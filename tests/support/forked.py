@@ -29,6 +29,7 @@ from typing import IO, Any, Final
 from tests.support.fork_protocol import ADDRESS, SIZE, STATUS, ask, read_status
 
 _PR_SET_PDEATHSIG: Final = 1
+_PROGRAMS: Final = Path(__file__).with_name("programs")
 
 
 def run_python(
@@ -104,13 +105,19 @@ class _Forked(subprocess.Popen[Any]):
         return int(self.returncode)
 
 
+def python_command(*arguments: str) -> tuple[str, list[str]]:
+    """The program and the arguments that run Python, for a library that starts its child processes itself."""
+    if address := os.environ.get(ADDRESS):
+        return sys.executable, ["-IS", str(_PROGRAMS / "program.py"), address, "forked", *arguments]
+    return sys.executable, ["-W", "error", *arguments]
+
+
 def program_environment() -> dict[str, str]:
     """The variables with which a shell finds `python` and `fastness`: those of this Python, forked where that pays."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     if ADDRESS not in os.environ:
         return {"PATH": path}
-    programs = Path(__file__).with_name("programs")
-    path = f"{programs}{os.pathsep}{path}"
+    path = f"{_PROGRAMS}{os.pathsep}{path}"
     return {"PATH": path, ADDRESS: os.environ[ADDRESS], "TESTS_OF_FASTNESS_PYTHON": sys.executable}
 
 

@@ -2,22 +2,20 @@
 
 import asyncio
 import inspect
+import os
 import subprocess
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
-POLLS_MAX: Final = 3_000  # A minute and more.
+POLLS_MAX: Final = 3_000  # A minute, times the processes that share a core.
 POLLS_MAX_SPARK: Final = 30_000  # Spark starts in seconds, and in minutes on a busy machine.
 PAUSE_SECONDS: Final = 0.02
 
 
 def eventually(condition: Callable[[], T], what: object = None, *, polls_max: int = POLLS_MAX) -> T:
-    """Poll until the condition returns something true, and return that. `what` is reported if it never does.
-
-    Polls are counted, not seconds: on a busy machine the condition and the pause take longer, too.
-    """
+    """Poll until the condition returns something true, and return that. `what` is reported if it never does."""
     for pause in _pauses(polls_max):
         if found := condition():
             return found
@@ -42,9 +40,11 @@ def exit_code(process: "subprocess.Popen[Any]", *, polls_max: int = POLLS_MAX) -
 
 
 def _pauses(count: int) -> Iterator[float]:
-    """Short ones first: most waits end soon."""
-    for number in range(count):
-        yield min(PAUSE_SECONDS, 0.001 * (number + 1))
+    """Short ones first: most waits end soon. There are more when several processes share a core."""
+    number = 0
+    while number < count * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)):
+        number += 1
+        yield min(PAUSE_SECONDS, 0.001 * number)
 
 
 def _never(condition: object, what: object) -> str:

@@ -1,7 +1,7 @@
-"""`python` and `fastness` for the commands of a page: the fork server of the test run starts them.
+"""A command that the fork server starts: `program.py ADDRESS forked ARGUMENT ...`, the arguments being those of Python.
 
-A signal is passed on. If this process is killed, the fork server kills the one that it has started. `python FILE` is
-started as ever.
+In the place of `forked` may be `python` or `fastness`, as the commands of a page call them: `python FILE` is then
+started as ever. A signal is passed on. If this process is killed, the fork server kills the one that it has started.
 """
 
 import os
@@ -15,12 +15,14 @@ from fork_protocol import ADDRESS, ask, read_status  # noqa: E402
 
 
 def main() -> None:
-    name, given = os.path.basename(sys.argv[1]), sys.argv[2:]
+    address, name, given = sys.argv[1], os.path.basename(sys.argv[2]), sys.argv[3:]
     os.environ["PATH"] = os.environ["PATH"].replace(f"{HERE}{os.pathsep}", "")
-    address = os.environ.pop(ADDRESS)
-    del os.environ["TESTS_OF_FASTNESS_PYTHON"]
+    for variable in (ADDRESS, "TESTS_OF_FASTNESS_PYTHON"):
+        os.environ.pop(variable, None)
     if name == "fastness":
         arguments = ["-m", "fastness.cli", *given]
+    elif name == "forked":
+        arguments = given
     else:
         arguments = given[2:] if given[:2] == ["-W", "error"] else given
         if arguments[:1] not in (["-c"], ["-"]):
