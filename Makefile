@@ -4,6 +4,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do $$p
 BIN := .venv/bin
 PIP := PIP_BUILD_CONSTRAINT=requirements.lock $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 SEEDS ?= 1000
+unexport PYTHONDONTWRITEBYTECODE  # Else hundreds of child processes of the tests compile the same modules.
 
 .PHONY: setup lint format twins alerts reference test test-changed test-all coverage nightly simulate crash bench bench-peers bench-pipeline demo screenshots docs docs-serve build smoke lock clean
 

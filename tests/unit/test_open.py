@@ -395,14 +395,12 @@ if sys.argv[2] == "forked":
 def test_a_program_that_ends_without_close_loses_nothing(tmp_path: Path, kind: str) -> None:
     # Python 3.12 and newer warn about every fork of a process with threads.
     command = [sys.executable, "-W", "ignore:This process", "-c", LEFT_OPEN, str(tmp_path), kind]
-    for _ in range(3):
-        child = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-        assert (child.returncode, child.stderr) == (0, "")
+    child = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (child.returncode, child.stderr) == (0, "")
     with fastness.open(f"dir:{tmp_path}") as plane:
         steps = [json.loads(each.record)["step"] for each in plane.activity.read(session="ada").records]
-        assert steps == ([1, 2] if kind == "forked" else [1]) * 3
-        events = plane.activity.read(kind="queues").records
-        assert len(events) == 3
+        assert steps == ([1, 2] if kind == "forked" else [1])
+        assert len(plane.activity.read(kind="queues").records) == 1
 
 
 PUSHING = """

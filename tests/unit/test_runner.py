@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tests.support.changed import ROOT, whole_files
+from tests.support.forked import start_python
 from tests.support.waiting import eventually
 
 OUTCOMES = """
@@ -62,8 +62,7 @@ def run(folder: Path, **tests: str) -> Iterator["subprocess.Popen[str]"]:
     temporary = folder / "tmp"
     temporary.mkdir()
     environment = {**os.environ, "TMPDIR": str(temporary), "STARTED": str(folder / "started")}
-    command = [sys.executable, "-m", "tests", str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment) as process:
+    with start_python(["-m", "tests", folder], stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment) as process:
         try:
             yield process
         finally:
