@@ -2,8 +2,9 @@
 
 One process imports what most tests need, starts one PostgreSQL and one fork server for child processes, and then forks
 a process for each list of test files: nothing is imported, collected or started twice. The tests of Spark
-are one list, and those in a browser another. When the run ends, also by Ctrl-C or SIGTERM, every process that it
-started is killed, and its folder is removed.
+are one list, and those in a browser another. The folder of the run is in memory where that has room: on a disk most
+tests wait for it. When the run ends, also by Ctrl-C or SIGTERM, every process that it started is killed, and the folder
+is removed.
 """
 
 import argparse
@@ -45,6 +46,8 @@ IMPORTS: Final = (
     "fastness.testing",
     "kombu.transport.SQS",
 )
+MEMORY: Final = Path("/dev/shm")
+MEMORY_BYTES_MIN: Final = 8 << 30
 NO_TESTS: Final = 5  # The exit code of pytest when all tests of a list are deselected.
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
@@ -186,6 +189,10 @@ class Run:
             "--tb=short",
             "-p",
             "no:cacheprovider",
+            "--basetemp",
+            str(output.with_suffix(".files")),
+            "-o",
+            "tmp_path_retention_policy=failed",
             *self.pytest_arguments,
             *files,
         ]
@@ -293,7 +300,7 @@ def main(arguments: list[str]) -> int:
         print(f"{len(files)} files of tests can be reached by what changed since {given.changed}.")
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1)  # What a test leaves behind becomes a child of this process.
-    folder = Path(tempfile.mkdtemp(prefix="fastness-"))
+    folder = Path(tempfile.mkdtemp(prefix="fastness-", dir=_place()))
     folder.chmod(0o755)
     run = Run(given, folder)
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -322,6 +329,12 @@ def main(arguments: list[str]) -> int:
         f"{total.counts['skipped']} skipped{f' ({why})' if why else ''}, {time.monotonic() - started:.0f} s"
     )
     return 1 if stopped or total.failures or not total.counts["passed"] else 0
+
+
+def _place() -> Path | None:
+    """Where the folder of the run is: in TMPDIR if that is set, else in memory if there is room."""
+    has_room = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > MEMORY_BYTES_MIN
+    return MEMORY if has_room and "TMPDIR" not in os.environ else None
 
 
 def prepare(folder: Path, given: argparse.Namespace) -> None:

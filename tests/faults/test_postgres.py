@@ -293,7 +293,7 @@ def test_a_statement_that_takes_too_long_is_busy_not_failed(postgres_url: str, m
 
 
 def test_a_function_that_pauses_in_every_attempt_is_told_so(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastness.limits.IDLE_TRANSACTION_SECONDS_MAX", 0.05)
+    monkeypatch.setattr("fastness.limits.IDLE_TRANSACTION_SECONDS_MAX", 0.25)
     with PostgresDatabase(postgres_url) as database:
         attempts = 0
 

@@ -40,7 +40,12 @@ class PostgresServer:
             user=SYSTEM_USER,
             cwd=self.folder,
         )
-        options = {"listen_addresses": "", "unix_socket_directories": str(self.folder), **settings}
+        options = {
+            "listen_addresses": "",
+            "unix_socket_directories": str(self.folder),
+            "dynamic_shared_memory_type": "mmap",  # In its folder: what a killed server leaves is removed with that.
+            **settings,
+        }
         with (self.folder / "log").open("wb") as log:
             self._process = subprocess.Popen(
                 [PROGRAMS / "postgres", "-D", data, *(f"--{name}={value}" for name, value in options.items())],
