@@ -156,7 +156,8 @@ def _attend(connection: socket.socket) -> None:
             os.close(fd)
         connection.sendall(STATUS.pack(pid))
         ended = os.pidfd_open(pid)
-        if ended not in select.select([ended, connection], [], [])[0]:  # The one that asked for it has been killed.
+        ready, _, _ = select.select([ended, connection.fileno()], [], [])
+        if ended not in ready:  # The one that asked for it has been killed.
             os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
         with suppress(OSError):  # The test has ended.

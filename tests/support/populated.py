@@ -44,7 +44,7 @@ def populate(plane: Plane, clock: ManualClock, *, messages: int = 40) -> None:
     world = plane.world("ada")
     world.create()
     world.append([{"i": number} for number in range(100)], expected_head=0)
-    whole = {"receipt_horizon_height": 100, "manifest_hash": world.snapshots.baseline().manifest_hash}
+    whole: dict[str, Any] = {"receipt_horizon_height": 100, "manifest_hash": world.snapshots.baseline().manifest_hash}
     world.snapshots.commit({"n": 1}, height=100, promote=True, **whole)
     assert world.compact(entries=16, margin=10).segments == 5
     later = Timer((clock.now_ms() + 10_000_000) * 1_000_000, b"later")
@@ -118,7 +118,7 @@ def use(plane: Plane, clock: ManualClock) -> list[Any]:
     clock.advance_ms(1_000_000)  # Leases and delays have expired.
     jobs = plane.queue("jobs")
     while (message := jobs.receive(owner="eve")) is not None:
-        outcomes.append((message.id, message.attempts, len(message.payload)))
+        outcomes.append((message.id, message.attempts, len(message.read())))
         message.ack()
     outcomes.append(jobs.redrive())
     outcomes += [(mail.id, mail.body) for mail in plane.mailbox("bob").read()]

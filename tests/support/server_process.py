@@ -79,7 +79,7 @@ class Server:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, self.log()
-        self.url = json.loads(line)["url"]
+        self.url: str = json.loads(line)["url"]
 
     @property
     def address(self) -> tuple[str, int]:

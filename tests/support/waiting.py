@@ -6,7 +6,7 @@ import os
 import subprocess
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, overload
 
 T = TypeVar("T")
 POLLS_MAX: Final = 3_000  # A minute, times the processes that share a core.
@@ -14,7 +14,7 @@ POLLS_MAX_SPARK: Final = 30_000  # Spark starts in seconds, and in minutes on a 
 PAUSE_SECONDS: Final = 0.02
 
 
-def eventually(condition: Callable[[], T], what: object = None, *, polls_max: int = POLLS_MAX) -> T:
+def eventually(condition: Callable[[], T | None], what: object = None, *, polls_max: int = POLLS_MAX) -> T:
     """Poll until the condition returns something true, and return that. `what` is reported if it never does."""
     for pause in _pauses(polls_max):
         if found := condition():
@@ -23,7 +23,11 @@ def eventually(condition: Callable[[], T], what: object = None, *, polls_max: in
     raise AssertionError(_never(condition, what))
 
 
-async def eventually_async(condition: Callable[[], T | Awaitable[T]], what: object = None) -> T:
+@overload
+async def eventually_async(condition: Callable[[], Awaitable[T | None]], what: object = None) -> T: ...
+@overload
+async def eventually_async(condition: Callable[[], T | None], what: object = None) -> T: ...
+async def eventually_async(condition: Callable[[], Any], what: object = None) -> Any:
     """As `eventually`, on an event loop; the condition may be asynchronous."""
     for pause in _pauses(POLLS_MAX):
         result = condition()

@@ -11,7 +11,7 @@ import sys
 HERE = os.path.dirname(os.path.realpath(__file__))
 sys.path.insert(0, os.path.dirname(HERE))
 
-from fork_protocol import ADDRESS, ask, read_status  # noqa: E402
+from fork_protocol import ADDRESS, ask, read_status  # type: ignore[import-not-found]  # noqa: E402
 
 
 def main() -> None:
