@@ -18,7 +18,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -40,6 +40,7 @@ from fastness.wire.inboxes import DomainEvent
 from fastness.wire.mail import NewMail
 from fastness.wire.queues import AckMessages, MessageLease, NackMessages, QueuePolicy
 
+T = TypeVar("T")
 CHAIN = "fastness.pipeline.replays:chain"
 SEGMENT = 64
 MARGIN = 8
@@ -382,7 +383,7 @@ def _append_raw(tx: Transaction, world: World, record: bytes) -> int:
     return journals.append(tx, world, [record], expected_head=journals.head(tx, world))
 
 
-def _work(path: Path, universe: str, work: Callable[[Transaction], Any]) -> Any:
+def _work(path: Path, universe: str, work: Callable[[Transaction], T]) -> T:
     with opened(f"dir:{path}", universe=universe) as plane:
         return plane.transact(work)
 

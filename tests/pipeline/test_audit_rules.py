@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -24,6 +24,7 @@ from fastness.pipeline.views import open_view
 from fastness.wire.inboxes import DomainEvent, Effect
 from tests.pipeline import planes
 
+T = TypeVar("T")
 CHAIN = planes.CHAIN
 EMPTY_LAKE = SimpleNamespace(expected=lambda universe, world: (0, []))
 
@@ -49,7 +50,7 @@ def found(verdict: AuditResult) -> list[tuple[int, str]]:
     return [(finding.height, finding.reason) for finding in verdict.findings]
 
 
-def write(data: Path, work: Callable[[Transaction], Any]) -> Any:
+def write(data: Path, work: Callable[[Transaction], T]) -> T:
     with fastness.open(f"dir:{data}") as plane:
         return plane.transact(work)
 
@@ -100,8 +101,7 @@ def test_planted_baseline_that_the_journal_records_is_found_by_the_fold(tmp_path
         world = plane.world("ada")
         world.create()
         world.append([1, 2, 3], expected_head=0)
-        manifest = snapshots.NO_MANIFEST
-        options = {"promote": True, "receipt_horizon_height": 2, "manifest_hash": manifest}
+        options: dict[str, Any] = {"promote": True, "receipt_horizon_height": 2, "manifest_hash": snapshots.NO_MANIFEST}
         world.snapshots.commit("wrong", height=2, **options)
     verdict = audit_of(tmp_path / "data", "ada")
     assert (2, "contradicts") in found(verdict)
@@ -113,7 +113,7 @@ def test_planted_baseline_that_the_journal_records_is_found_by_the_fold(tmp_path
 def test_damage_is_reported_with_its_height_and_later_damage_too(data: Path) -> None:
     start, _ = planes.flip_byte(data, "world-0001")
     planes.plant_baseline(data, "world-0001", {"planted": True})
-    height = input_of(data).baseline.height  # type: ignore[union-attr]
+    height = input_of(data).baseline.height
     verdict = audit_of(data)
     assert (start, "checksum") in found(verdict)
     assert (height, "contradicts") in found(verdict)
@@ -278,7 +278,7 @@ def test_restore_that_differs_from_a_replay_is_found(tmp_path: Path) -> None:
         world = plane.world("ada")
         world.create()
         world.append([1, 2, 3], expected_head=0)
-        options = {"promote": True, "receipt_horizon_height": 2, "manifest_hash": snapshots.NO_MANIFEST}
+        options: dict[str, Any] = {"promote": True, "receipt_horizon_height": 2, "manifest_hash": snapshots.NO_MANIFEST}
         world.snapshots.commit(["tuple", 1], height=2, **options)
     (finding,) = audit_of(tmp_path / "data", "ada", "reducers_of_mine:mixes_tuples").findings
     assert (finding.height, finding.reason) == (5, "contradicts")

@@ -180,6 +180,7 @@ def test_days_of_session_logs_are_the_same_in_every_engine(tmp_path: Path, spark
     duckdb_file.publish(lake, str(tmp_path / "lake.duckdb"))
     engines = Engines(tmp_path)
     assert spark.range(1).count() == 1
+    rows: list[tuple[Any, ...]] = []
     for query in (
         "SELECT universe, day, COUNT(*) AS found FROM activity GROUP BY universe, day ORDER BY universe, day",
         "SELECT universe, n, day FROM activity WHERE day = DATE '2026-11-04' ORDER BY universe, n",

@@ -4,6 +4,7 @@ import hashlib
 import json
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import cbor2
 import msgspec
@@ -38,7 +39,7 @@ def stored(
     return JournalChunk("main", world, start, end, store, path, segments.checksum(data), len(data), hot, first)
 
 
-def rows_of(chunks: list[JournalChunk]) -> tuple[list[dict[str, object]], list[Damaged]]:
+def rows_of(chunks: list[JournalChunk]) -> tuple[list[dict[str, Any]], list[Damaged]]:
     rows, damaged = [], []
     for found in journal_rows(chunks, Stores()):
         if isinstance(found, Damaged):
@@ -49,7 +50,7 @@ def rows_of(chunks: list[JournalChunk]) -> tuple[list[dict[str, object]], list[D
     return rows, damaged
 
 
-def test_record_becomes_a_row_with_its_bytes_and_hash(store):
+def test_record_becomes_a_row_with_its_bytes_and_hash(store: str) -> None:
     chunk = stored(store, ENTRIES)
     rows, damaged = rows_of([chunk])
     assert damaged == []
@@ -67,7 +68,7 @@ def test_record_becomes_a_row_with_its_bytes_and_hash(store):
     }
 
 
-def test_hot_record_has_no_segment_and_every_kind_has_a_name(store):
+def test_hot_record_has_no_segment_and_every_kind_has_a_name(store: str) -> None:
     items = [journal_records.of(kind, f"value of {kind}") for kind in Kind]
     rows, damaged = rows_of([stored(store, items, hot=True)])
     assert damaged == []
@@ -75,7 +76,7 @@ def test_hot_record_has_no_segment_and_every_kind_has_a_name(store):
     assert {row["segment"] for row in rows} == {None}
 
 
-def test_only_wanted_heights_of_a_chunk_become_rows(store):
+def test_only_wanted_heights_of_a_chunk_become_rows(store: str) -> None:
     chunk = stored(store, ENTRIES, start=1_000, first=1_090)
     rows, _ = rows_of([chunk])
     assert [row["height"] for row in rows] == list(range(1_090, 1_100))
@@ -99,14 +100,14 @@ def test_only_wanted_heights_of_a_chunk_become_rows(store):
         (cbor2.undefined, None),
     ],
 )
-def test_payload_is_json_or_none(store, value, payload):
+def test_payload_is_json_or_none(store: str, value: object, payload: str | None) -> None:
     rows, damaged = rows_of([stored(store, [journal_records.entry(cbor2.dumps(value, canonical=True))])])
     assert damaged == []
     assert rows[0]["payload"] == payload == payload_of(value)
     assert cbor2.loads(rows[0]["raw"])[1] == value
 
 
-def test_batches_are_bounded_by_rows_and_by_bytes(store):
+def test_batches_are_bounded_by_rows_and_by_bytes(store: str) -> None:
     many = [journal_records.entry(canonical(n)) for n in range(limits.ROWS_BATCH + 10)]
     batches = list(journal_rows([stored(store, many)], Stores()))
     assert [batch.num_rows for batch in batches] == [limits.ROWS_BATCH, 10]
@@ -116,14 +117,15 @@ def test_batches_are_bounded_by_rows_and_by_bytes(store):
     assert sum(batch.num_rows for batch in batches) == 1_000
 
 
-def test_chunks_of_several_worlds_share_batches_in_order(store):
+def test_chunks_of_several_worlds_share_batches_in_order(store: str) -> None:
     chunks = [stored(store, ENTRIES, world="alpha"), stored(store, ENTRIES, world="beta")]
     found = list(journal_rows(chunks, Stores()))
     assert len(found) == 1
+    assert not isinstance(found[0], Damaged)
     assert found[0]["world"].to_pylist() == ["alpha"] * 100 + ["beta"] * 100
 
 
-def test_flipped_byte_damages_only_its_segment(store, tmp_path):
+def test_flipped_byte_damages_only_its_segment(store: str, tmp_path: Path) -> None:
     chunks = [stored(store, ENTRIES), stored(store, ENTRIES, start=100), stored(store, ENTRIES, start=200)]
     place = tmp_path / "objects" / chunks[1].path
     data = bytearray(place.read_bytes())
@@ -138,7 +140,7 @@ def test_flipped_byte_damages_only_its_segment(store, tmp_path):
         read_chunk(chunks[1], Stores()(store))
 
 
-def test_missing_segment_and_gap_are_reported_as_missing(store, tmp_path):
+def test_missing_segment_and_gap_are_reported_as_missing(store: str, tmp_path: Path) -> None:
     gone = stored(store, ENTRIES, first=10)
     (tmp_path / "objects" / gone.path).unlink()
     gap = JournalChunk("main", "alpha", 100, 109, "", "", "", 0, hot=True, first=100)
@@ -149,7 +151,7 @@ def test_missing_segment_and_gap_are_reported_as_missing(store, tmp_path):
         read_chunk(gone, Stores()(store))
 
 
-def test_segment_with_too_few_records_is_malformed(store):
+def test_segment_with_too_few_records_is_malformed(store: str) -> None:
     chunk = stored(store, ENTRIES)
     short = msgspec.structs.replace(chunk, end=120)
     _, damaged = rows_of([short])
@@ -158,7 +160,7 @@ def test_segment_with_too_few_records_is_malformed(store):
         read_chunk(short, Stores()(store))
 
 
-def test_records_of_an_unknown_kind_do_not_affect_others(store):
+def test_records_of_an_unknown_kind_do_not_affect_others(store: str) -> None:
     unknown = b"\x82\x09" + canonical({"new": True})
     items = [ENTRIES[0], unknown, unknown, ENTRIES[3], b"\x82\x00\xff", b"", ENTRIES[6], b"\xa0", b"\x82\x18\x20\x00"]
     rows, damaged = rows_of([stored(store, items, start=10)])
@@ -173,7 +175,7 @@ def test_records_of_an_unknown_kind_do_not_affect_others(store):
     assert "upgrade" in damaged[0].detail
 
 
-def test_unreachable_store_is_not_damage(store):
+def test_unreachable_store_is_not_damage(store: str) -> None:
     class Silent(ObjectStore):
         def get(self, path: str) -> bytes:
             raise Unreachable("The store does not answer; try again")
@@ -184,11 +186,11 @@ def test_unreachable_store_is_not_damage(store):
         list(journal_rows([chunk], lambda url: silent))
 
 
-def test_no_chunks_give_no_rows():
+def test_no_chunks_give_no_rows() -> None:
     assert list(journal_rows([], Stores())) == []
 
 
-def test_hash_of_every_row_matches_its_bytes(store):
+def test_hash_of_every_row_matches_its_bytes(store: str) -> None:
     table = pa.Table.from_batches(journal_rows([stored(store, ENTRIES)], Stores()))
     for row in table.to_pylist():
         assert row["hash"] == hashlib.sha256(row["raw"]).hexdigest()

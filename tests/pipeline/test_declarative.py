@@ -16,7 +16,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "declarative"
 
 
 @pytest.mark.nightly
-def test_declarative_pipeline_example_runs(tmp_path):
+def test_declarative_pipeline_example_runs(tmp_path: Path) -> None:
     built = planes.build(tmp_path / "data", worlds=3, entries=100)
     shutil.copytree(EXAMPLE, tmp_path / "example")
     spec = tmp_path / "example" / "spark-pipeline.yml"

@@ -22,7 +22,7 @@ from fastness.pipeline.jobs import ingest, reset
 from fastness.pipeline.journal_chunks import Stores
 from fastness.pipeline.lake import Lake, compaction
 from fastness.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, SEGMENTS, TABLES
-from fastness.pipeline.views import View, manifests, open_view
+from fastness.pipeline.views import View, WorldView, manifests, open_view, shared_view
 from fastness.runtime.activity import format as log_format
 from fastness.testing.clock import ManualClock
 from tests.pipeline import planes
@@ -213,7 +213,12 @@ def test_nothing_new_reads_no_world_and_no_manifest(
     assert read_entries
     read_entries.clear()
     worlds: list[str] = []
-    monkeypatch.setattr(View, "world", lambda view, universe, name: worlds.append(name) or world(view, universe, name))
+
+    def noted(view: View, universe: str, name: str) -> WorldView | None:
+        worlds.append(name)
+        return world(view, universe, name)
+
+    monkeypatch.setattr(View, "world", noted)
     versions = {table.name: Lake(config(plane).lake).table(table).version for table in (JOURNAL, SEGMENTS, ACTIVITY)}
     assert row_counts(ingest.run(None, config(plane))) == {}
     assert (worlds, read_entries) == ([], [])
@@ -299,7 +304,6 @@ def test_lake_of_a_newer_version_is_rejected_unchanged(plane: Path) -> None:
 def test_follow_ingests_new_data_until_stopped(plane: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stop = threading.Event()
     rounds = iter(range(100))
-    opening = ingest.shared_view
 
     def open_later(given: Config, view: View | None) -> Any:
         match next(rounds):
@@ -310,7 +314,7 @@ def test_follow_ingests_new_data_until_stopped(plane: Path, monkeypatch: pytest.
             case 3:
                 planes.extend(plane, ["world-0001"], 10)
                 stop.set()
-        return opening(given, view)
+        return shared_view(given, view)
 
     monkeypatch.setattr(ingest, "shared_view", open_later)
     result = ingest.run(None, config(plane), follow=True, every_seconds=0.0, stop=stop)
@@ -320,12 +324,11 @@ def test_follow_ingests_new_data_until_stopped(plane: Path, monkeypatch: pytest.
 
 def test_follow_ends_cleanly_when_interrupted(plane: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = iter(range(100))
-    opening = ingest.shared_view
 
     def open_later(given: Config, view: View | None) -> Any:
         if next(rounds) == 2:
             raise KeyboardInterrupt
-        return opening(given, view)
+        return shared_view(given, view)
 
     monkeypatch.setattr(ingest, "shared_view", open_later)
     result = ingest.run(None, config(plane), follow=True, every_seconds=0.0)
@@ -337,13 +340,12 @@ def test_follow_compacts_small_files(plane: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(ingest, "INGEST_COMPACT_FILES", 3)
     stop = threading.Event()
     rounds = iter(range(5))
-    opening = ingest.shared_view
 
     def open_later(given: Config, view: View | None) -> Any:
         planes.extend(plane, ["world-0000"], 10)
         if next(rounds) == 4:
             stop.set()
-        return opening(given, view)
+        return shared_view(given, view)
 
     monkeypatch.setattr(ingest, "shared_view", open_later)
     ingest.run(None, config(plane), follow=True, every_seconds=0.0, stop=stop)
@@ -412,8 +414,14 @@ def test_ingest_reads_postgres_during_writes(postgres_url: str, tmp_path: Path) 
 )
 def test_ingest_into_an_object_store(plane: Path, monkeypatch: pytest.MonkeyPatch, payload_bytes: int) -> None:
     monkeypatch.setattr(task_payloads, "INGEST_CARRIED_BYTES_MAX", payload_bytes)
-    put, staged = Stores.staging, []
-    monkeypatch.setattr(Stores, "staging", lambda self, url: (staged.append(url), put(self, url))[1])
+    staging = Stores.staging
+    staged: list[str] = []
+
+    def noted(self: Stores, url: str) -> ObjectStore:
+        staged.append(url)
+        return staging(self, url)
+
+    monkeypatch.setattr(Stores, "staging", noted)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     try:

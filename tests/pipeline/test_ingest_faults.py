@@ -137,7 +137,7 @@ class Killed(BaseException):
     """Simulates a kill: nothing handles it."""
 
 
-def at_commit(monkeypatch: pytest.MonkeyPatch, at: int, act: Callable[[], None], *, after: bool) -> list[int]:
+def at_commit(monkeypatch: pytest.MonkeyPatch, at: int, act: Callable[[], object], *, after: bool) -> list[int]:
     """Call `act` before or after the n-th commit to any table; the returned list counts the commits."""
     count: list[int] = []
     replace = LakeTable.replace
@@ -323,7 +323,8 @@ def test_deleted_staging_folder_is_not_damage(
 ) -> None:
     planes.leave_log(plane, lines=5)
     right = expected_content()
-    execute, deleted = tasks.execute, []
+    execute = tasks.execute
+    deleted: list[int] = []
 
     def late(spark: Any, work: Any, given: Any) -> Iterator[bytes]:
         if len(deleted) < times:

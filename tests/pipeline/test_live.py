@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 
 from fastness.errors import AnotherHistory, Corrupt, FastnessError, Unreachable
 from fastness.pipeline import live_minutes
@@ -113,7 +114,9 @@ def written(config: Config) -> dict[tuple[str, datetime], dict[str, Any]]:
 
 
 @pytest.mark.rotating
-def test_live_aggregates_equal_the_log_lines_after_every_run(spark, tmp_path, monkeypatch):
+def test_live_aggregates_equal_the_log_lines_after_every_run(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = tmp_path / "data"
     planes.build(data, worlds=1, entries=20, messages=600)
     config = Config(data=f"dir:{data}", lake=str(tmp_path / "lake"))
@@ -181,7 +184,7 @@ def test_live_aggregates_equal_the_log_lines_after_every_run(spark, tmp_path, mo
     assert written(config) == counts
 
 
-def test_forgotten_queue_does_not_come_back_by_new_events_or_by_a_rebuild(spark, tmp_path):
+def test_forgotten_queue_does_not_come_back_by_new_events_or_by_a_rebuild(spark: SparkSession, tmp_path: Path) -> None:
     data = tmp_path / "data"
     planes.build(data, worlds=1, entries=20, messages=600)
     config = Config(data=f"dir:{data}", lake=str(tmp_path / "lake"))

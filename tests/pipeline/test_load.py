@@ -30,7 +30,7 @@ def orders(tmp_path: Path) -> str:
     return str(file)
 
 
-def test_file_is_loaded_once_and_again_after_forget(spark, data, orders):
+def test_file_is_loaded_once_and_again_after_forget(spark: SparkSession, data: Path, orders: str) -> None:
     config = Config(data=f"dir:{data}", lake="unused")
 
     def loaded() -> JobResult:
@@ -50,7 +50,7 @@ def test_file_is_loaded_once_and_again_after_forget(spark, data, orders):
     assert loaded().rows == {"queues": 50}
 
 
-def test_dataframe_is_loaded_into_mailboxes_through_a_server(spark, data):
+def test_dataframe_is_loaded_into_mailboxes_through_a_server(spark: SparkSession, data: Path) -> None:
     frame = spark.range(30).selectExpr("id", "concat('bob-', id % 3) as recipient", "'ada' as sender", "id as n")
     with serving(f"dir:{data}") as server, fastness.connect(server.url) as plane:
         config = Config(data=server.url, lake="unused")
@@ -61,7 +61,7 @@ def test_dataframe_is_loaded_into_mailboxes_through_a_server(spark, data):
         assert sorted(bodies, key=lambda body: body["id"]) == [{"id": n, "n": n} for n in range(1, 30, 3)]
 
 
-def test_tables_and_other_file_formats_are_loaded(spark: SparkSession, data, tmp_path):
+def test_tables_and_other_file_formats_are_loaded(spark: SparkSession, data: Path, tmp_path: Path) -> None:
     config = Config(data=f"dir:{data}", lake="unused", universes=("other",))
     frame = spark.range(4).selectExpr("id as key", "cast(id as string) as payload")
     frame.createOrReplaceTempView("rows_to_load")
@@ -75,7 +75,7 @@ def test_tables_and_other_file_formats_are_loaded(spark: SparkSession, data, tmp
         )
 
 
-def test_csv_export_of_messages_is_loaded(spark: SparkSession, data, tmp_path):
+def test_csv_export_of_messages_is_loaded(spark: SparkSession, data: Path, tmp_path: Path) -> None:
     with planes.opened(f"dir:{data}") as plane:
         for n in range(6):
             plane.queue("jobs").put({"n": n}, priority=n, correlation_id=f"c-{n}", group=f"g-{n}" if n % 2 else None)
@@ -95,7 +95,7 @@ def test_csv_export_of_messages_is_loaded(spark: SparkSession, data, tmp_path):
     assert len(found[0]) == 6
 
 
-def test_invalid_load_is_rejected_before_anything_is_written(spark, data, orders):
+def test_invalid_load_is_rejected_before_anything_is_written(spark: SparkSession, data: Path, orders: str) -> None:
     config = Config(data=f"dir:{data}", lake="unused")
     with pytest.raises(InvalidArgument, match="lack the columns nothing"):
         load.run(spark, config, source=orders, load="orders", key="nothing", queue="jobs")

@@ -36,11 +36,11 @@ def rows(count: int, start: int = 0) -> list[dict[str, Any]]:
     return [{"id": n, "payload": b"row %d" % n} for n in range(start, start + count)]
 
 
-def payloads(plane: fastness.Plane, queue: str = "jobs") -> Counter[bytes]:
+def payloads(plane: fastness.Plane, queue: str = "jobs") -> Counter[bytes | None]:
     return Counter(message.payload for message in plane.queue(queue).peek(10_000))
 
 
-def test_repeated_load_writes_every_row_once(plane, clock):
+def test_repeated_load_writes_every_row_once(plane: fastness.Plane, clock: ManualClock) -> None:
     assert run(plane._transport, JOBS, rows(1_000)) == LoadResult(1_000, 0)
     assert run(plane._transport, JOBS, rows(1_000)) == LoadResult(0, 1_000)
     for message in plane.queue("jobs").receive_many(100):
@@ -50,20 +50,20 @@ def test_repeated_load_writes_every_row_once(plane, clock):
     assert plane.queue("jobs").stats().put_total == 1_200
 
 
-def test_same_key_in_another_load_is_another_row(plane):
+def test_same_key_in_another_load_is_another_row(plane: fastness.Plane) -> None:
     run(plane._transport, JOBS, rows(3))
     assert run(plane._transport, Load("tuesday", "queues", "id", "jobs"), rows(3)) == LoadResult(3, 0)
     assert run(plane._transport, Load("monday", "queues", "id", "jobs", universe="other"), rows(3)) == LoadResult(3, 0)
 
 
-def test_rows_with_the_same_key_are_written_once(plane):
+def test_rows_with_the_same_key_are_written_once(plane: fastness.Plane) -> None:
     assert run(plane._transport, JOBS, [*rows(5), *rows(5)]) == LoadResult(5, 0)
     assert set(payloads(plane).values()) == {1}
 
 
 @pytest.mark.parametrize("fails_at", [0, 1, 3])
 @pytest.mark.parametrize("is_committed", [False, True])
-def test_load_that_failed_half_way_can_be_repeated(plane, fails_at, is_committed):
+def test_load_that_failed_half_way_can_be_repeated(plane: fastness.Plane, fails_at: int, is_committed: bool) -> None:
     class Failing:
         """Drops a commit, or its response."""
 
@@ -79,20 +79,20 @@ def test_load_that_failed_half_way_can_be_repeated(plane, fails_at, is_committed
             return plane._transport.call(request)
 
     with pytest.raises(Unreachable):
-        run(Failing(), JOBS, rows(600))
+        run(Failing(), JOBS, rows(600))  # type: ignore[arg-type]
     again = run(plane._transport, JOBS, rows(600)[::-1])  # In another order, so in other batches.
     assert again.known == min((fails_at + is_committed) * limits.LOAD_BATCH_ROWS, 600)
     assert payloads(plane) == Counter(row["payload"] for row in rows(600))
 
 
-def test_concurrent_loads_of_overlapping_rows_write_each_once(plane):
+def test_concurrent_loads_of_overlapping_rows_write_each_once(plane: fastness.Plane) -> None:
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda n: run(plane._transport, JOBS, rows(500, start=100 * (n % 3))), range(8)))
     assert sum(each.written for each in found) == 700
     assert payloads(plane) == Counter(row["payload"] for row in rows(700))
 
 
-def test_message_options_are_columns(plane):
+def test_message_options_are_columns(plane: fastness.Plane) -> None:
     row = {
         "id": "a",
         "queue": "other",
@@ -113,7 +113,7 @@ def test_message_options_are_columns(plane):
     assert second.payload == b'{"n":[1,2]}'
 
 
-def test_rows_of_text_are_converted_to_the_types_of_a_message(plane):
+def test_rows_of_text_are_converted_to_the_types_of_a_message(plane: fastness.Plane) -> None:
     """CSV has text only, and no value for an empty cell."""
     row = {
         "id": "a",
@@ -147,21 +147,23 @@ def test_rows_of_text_are_converted_to_the_types_of_a_message(plane):
         ("ttl_seconds", "soon", "number of seconds"),
     ],
 )
-def test_value_of_the_wrong_type_is_rejected_with_advice(plane, column, value, advice):
+def test_value_of_the_wrong_type_is_rejected_with_advice(
+    plane: fastness.Plane, column: str, value: object, advice: str
+) -> None:
     with pytest.raises(InvalidArgument, match=f"{column} of a row .*{advice}"):
         run(plane._transport, JOBS, [{"id": "a", "payload": "{}", column: value}])
     assert plane.queues() == []
 
 
-def test_rows_keep_their_order_within_a_queue(plane):
+def test_rows_keep_their_order_within_a_queue(plane: fastness.Plane) -> None:
     mixed = [{"id": n, "payload": b"%d" % n, "queue": f"queue-{n % 3}", "priority": 5} for n in range(300)]
     assert run(plane._transport, Load("mixed", "queues", key="id"), mixed) == LoadResult(300, 0)
     for n in range(3):
-        found = [int(message.payload) for message in plane.queue(f"queue-{n}").peek(1_000)]
-        assert found == list(range(n, 300, 3))
+        found = [message.payload for message in plane.queue(f"queue-{n}").peek(1_000)]
+        assert found == [b"%d" % each for each in range(n, 300, 3)]
 
 
-def test_large_payloads_become_blobs(plane):
+def test_large_payloads_become_blobs(plane: fastness.Plane) -> None:
     large = b"x" * (limits.PAYLOAD_INLINE_BYTES_MAX + 1)
     assert run(plane._transport, JOBS, [{"id": 1, "payload": large}]) == LoadResult(1, 0)
     message = plane.queue("jobs").receive()
@@ -169,7 +171,7 @@ def test_large_payloads_become_blobs(plane):
     assert message.delivery.blob == hashlib.sha256(large).hexdigest()
 
 
-def test_mail_is_sent_once_even_after_a_full_mailbox(plane):
+def test_mail_is_sent_once_even_after_a_full_mailbox(plane: fastness.Plane) -> None:
     plane.set_mail_policy(MailPolicy(pending_max=200))
     load = Load("letters", "mail", key="id")
     letters = [
@@ -191,7 +193,7 @@ def test_mail_is_sent_once_even_after_a_full_mailbox(plane):
     assert Counter(read) == Counter(b"%d" % n for n in range(500))
 
 
-def test_rows_are_loaded_into_inboxes_as_events(plane):
+def test_rows_are_loaded_into_inboxes_as_events(plane: fastness.Plane) -> None:
     plane.world("alpha").create()
     load = Load("events", "inboxes", key="id")
     large = "y" * (limits.INBOX_INLINE_BYTES_MAX + 1)
@@ -203,10 +205,11 @@ def test_rows_are_loaded_into_inboxes_as_events(plane):
     assert run(plane._transport, load, items) == LoadResult(0, 2)
     (_, first), (_, second) = plane.world("alpha").inbox.read()
     assert (first.schema, first.payload) == ("order.placed", b'{"n":1}')
+    assert second.payload_blob is not None
     assert plane.blobs.get(second.payload_blob) == large.encode()
 
 
-def test_invalid_rows_are_rejected_with_advice(plane):
+def test_invalid_rows_are_rejected_with_advice(plane: fastness.Plane) -> None:
     with pytest.raises(InvalidArgument, match="key"):
         run(plane._transport, JOBS, [{"id": None, "payload": b""}])
     with pytest.raises(InvalidArgument, match="no queue"):
@@ -228,7 +231,7 @@ def test_invalid_rows_are_rejected_with_advice(plane):
         check_columns(Load("not a name", "mail"), ["key"])
 
 
-def test_batches_are_bounded_by_bytes(plane):
+def test_batches_are_bounded_by_bytes(plane: fastness.Plane) -> None:
     bulky = [{"id": n, "payload": b"z" * 16_000} for n in range(200)]
     sizes = [len(batch) for batch in loading._batches(JOBS, bulky)]
     assert max(sizes) <= limits.LOAD_BATCH_BYTES // 16_000 + 1

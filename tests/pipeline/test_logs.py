@@ -47,7 +47,7 @@ def read(chunk: LogChunk) -> tuple[list[dict[str, object]], list[tuple[int, int,
     return rows, damaged, position
 
 
-def test_line_becomes_a_row_with_its_time_and_record(store):
+def test_line_becomes_a_row_with_its_time_and_record(store: str) -> None:
     data = HEADER + b"".join(map(line, range(3)))
     rows, damaged, position = read(stored(store, data))
     assert damaged == []
@@ -66,7 +66,7 @@ def test_line_becomes_a_row_with_its_time_and_record(store):
 
 
 @pytest.mark.parametrize("is_staged", [False, True])
-def test_file_is_read_from_its_last_position(store, is_staged):
+def test_file_is_read_from_its_last_position(store: str, is_staged: bool) -> None:
     data = HEADER + b"".join(map(line, range(10)))
     start = len(HEADER + b"".join(map(line, range(6))))
     rows, damaged, position = read(stored(store, data, start=start, base=start if is_staged else 0, n=6))
@@ -74,7 +74,7 @@ def test_file_is_read_from_its_last_position(store, is_staged):
     assert (damaged, position.offset, position.n) == ([], len(data), 10)
 
 
-def test_torn_line_is_reported_and_not_passed(store):
+def test_torn_line_is_reported_and_not_passed(store: str) -> None:
     whole = HEADER + line(0) + line(1)
     rows, damaged, position = read(stored(store, whole + line(2)[:-5]))
     assert [row["n"] for row in rows] == [0, 1]
@@ -85,7 +85,7 @@ def test_torn_line_is_reported_and_not_passed(store):
     assert damaged == []
 
 
-def test_damaged_line_does_not_affect_others(store):
+def test_damaged_line_does_not_affect_others(store: str) -> None:
     data = HEADER + line(0) + b'{"n":1,"at_ms"\x00\xff}\n' + b"garbage\n" + line(3) + b"{}\n"
     rows, damaged, position = read(stored(store, data))
     assert [row["n"] for row in rows] == [0, 3]
@@ -93,7 +93,7 @@ def test_damaged_line_does_not_affect_others(store):
     assert (position.offset, position.n) == (len(data), 5)
 
 
-def test_invalid_timestamp_is_damage(store):
+def test_invalid_timestamp_is_damage(store: str) -> None:
     data = HEADER + log_format.line(0, 1 << 62, b"{}") + line(1)
     rows, damaged, _ = read(stored(store, data))
     assert [row["n"] for row in rows] == [1]
@@ -101,25 +101,25 @@ def test_invalid_timestamp_is_damage(store):
 
 
 @pytest.mark.parametrize("n", [-1, 1 << 63])
-def test_invalid_line_number_is_damage(store, n):
+def test_invalid_line_number_is_damage(store: str, n: int) -> None:
     data = HEADER + line(0) + log_format.line(n, 5, b"{}") + line(2)
     rows, damaged, _ = read(stored(store, data))
     assert [row["n"] for row in rows] == [0, 2]
     assert damaged == [(1, 1, "malformed")]
 
 
-def test_missing_file_is_reported(store):
+def test_missing_file_is_reported(store: str) -> None:
     chunk = LogChunk("main", "ada", "metrics", "f", store, "activity/gone.jsonl", 0, 100)
     assert read(chunk) == ([], [(0, 0, "missing")], None)
 
 
-def test_file_without_new_lines_keeps_its_position(store):
+def test_file_without_new_lines_keeps_its_position(store: str) -> None:
     data = HEADER + line(0)
     rows, damaged, position = read(stored(store, data, start=len(data), n=1))
     assert (rows, damaged, position.offset, position.n) == ([], [], len(data), 1)
 
 
-def test_long_file_is_read_in_bounded_batches(store):
+def test_long_file_is_read_in_bounded_batches(store: str) -> None:
     data = HEADER + b"".join(map(line, range(limits.ROWS_BATCH + 5)))
     sizes = [found.num_rows for found in activity_rows([stored(store, data)], Stores()) if hasattr(found, "num_rows")]
     assert sizes == [limits.ROWS_BATCH, 5]

@@ -31,7 +31,7 @@ from fastness.pipeline.observation import metrics
 from fastness.pipeline.observation.health import FollowHealth, serve_health
 from fastness.pipeline.observation.runs import RunRecorder, read_records
 from fastness.pipeline.observation.status import lake_status
-from fastness.pipeline.views import View, open_view
+from fastness.pipeline.views import View, open_view, shared_view
 from tests.pipeline import planes
 from tests.support.waiting import POLLS_MAX_SPARK, eventually
 
@@ -309,7 +309,7 @@ def test_round_callback_gets_results_and_errors(config: Config, monkeypatch: pyt
 
     stop = threading.Event()
     outcomes: list[object] = []
-    opening, rounds = ingest.shared_view, iter(range(100))
+    rounds = iter(range(100))
 
     def open_later(given: Config, view: View | None) -> Any:
         match next(rounds):
@@ -317,7 +317,7 @@ def test_round_callback_gets_results_and_errors(config: Config, monkeypatch: pyt
                 raise Unreachable("The server is being restarted")
             case 2:
                 stop.set()
-        return opening(given, view)
+        return shared_view(given, view)
 
     monkeypatch.setattr(ingest, "shared_view", open_later)
     jobs.run("ingest", None, config, follow=True, every_seconds=0.0, stop=stop, round_ended=outcomes.append)
@@ -344,7 +344,8 @@ def test_followed_ingest_is_a_service_that_ends_at_sigterm(built: planes.Built, 
             end.set()
 
         options["round_ended"] = round_ended
-        result = jobs.run("ingest", None, config, observers=observation.observers, every_seconds=0.01, **options)
+        options["every_seconds"] = 0.01
+        result = jobs.run("ingest", None, config, observers=observation.observers, **options)
     assert signal.getsignal(signal.SIGTERM) == before
     assert result.rows["journal"] == built.entries
     found = samples((tmp_path / "fastness.prom").read_text())

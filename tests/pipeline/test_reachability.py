@@ -252,7 +252,7 @@ def test_a_dry_run_of_a_collection_finds_the_same_blobs(tmp_path: Path) -> None:
         message.reject("no")
         lost = plane.blobs.put(b"named by a lost blob", pinned=False)
         plane.blobs.put(f"only the lost refer to {lost}".encode().ljust(LARGE), pinned=False)
-        services = plane._transport.services
+        services = plane._transport.services  # type: ignore[attr-defined]
         search = garbage_collection.Search(services.database, services.objects)
         planned = plane.gc(dry_run=True)
     assert reachability.run(None, config, now=NOW).ok
@@ -298,10 +298,10 @@ def test_hash_across_two_parts_of_an_object_is_found(tmp_path: Path) -> None:
     source = Source("it", "anywhere", "large", 0)
     for place in range(PART - 66, PART + 3):
         body = b"-" * place + hash.encode() + b"-" * 100
-        store = SimpleNamespace(open=lambda path, body=body: [body[:PART], body[PART:]])
+        store: Any = SimpleNamespace(open=lambda path, body=body: [body[:PART], body[PART:]])
         found = [
             HashIndex.of([hash]).find_in(part)
-            for part in blob_references._overlapping_parts(lambda url, store=store: store, source)
+            for part in blob_references._overlapping_parts(lambda url: store, source)  # noqa: B023
         ]
         assert set().union(*found) == {hash}
 

@@ -212,11 +212,10 @@ def test_report_is_written_with_its_totals(lake: Lake, tmp_path: Path) -> None:
 
 async def test_agents_of_the_universe_read_a_published_report(lake: Lake, tmp_path: Path) -> None:
     data = f"dir:{tmp_path / 'data'}"
-    for hours in (0, 1):
-        config = Config(data=data, lake=lake.location.url, universes=("main",))
-        result = report.run(None, config, now=NOW + timedelta(hours=hours), publish=True)
+    config = Config(data=data, lake=lake.location.url, universes=("main",))
+    results = [report.run(None, config, now=NOW + timedelta(hours=hours), publish=True) for hours in (0, 1)]
     uri = "fastness://main/reports/pipeline"
-    assert result.notes[-1] == uri
+    assert results[-1].notes[-1] == uri
     async with fastness.open_async(data) as plane:
         server = make_server(lambda _: Caller(plane=plane, agent="ada"))
         async with Client(server) as client:

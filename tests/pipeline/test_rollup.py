@@ -54,7 +54,8 @@ class RolledUp(SimpleNamespace):
     path: Path
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        return Lake(self.config.lake).table(TABLES[name]).rows().to_pylist()
+        rows: list[dict[str, Any]] = Lake(self.config.lake).table(TABLES[name]).rows().to_pylist()
+        return rows
 
 
 @pytest.fixture(scope="module")
@@ -545,7 +546,9 @@ class Logs:
             for id in self.random.sample(range(45), 12)
         ]
         backlogs = [("main", f"queue-{n}", n, 10 * n, 5) for n in range(self.random.randrange(5))]
-        boxes = [("main", f"to-{n}", n, 7) for n in range(self.random.randrange(5))]
+        boxes: list[tuple[str, str, int, int | None]] = [
+            ("main", f"to-{n}", n, 7) for n in range(self.random.randrange(5))
+        ]
         plane = PlaneMeasurements(backlogs, boxes, present, [], 5_000_000, ["main"])
         self.plane = self.random.choice([plane, plane, None])
 

@@ -26,7 +26,7 @@ def view_of(data: Path) -> View:
     return open_view(Config(data=f"dir:{data}", lake="unused"))
 
 
-def test_messages_are_listed_in_every_state(data):
+def test_messages_are_listed_in_every_state(data: Path) -> None:
     large = b"x" * (limits.PAYLOAD_CARRIED_BYTES_MAX + 1)
     huge = b"x" * (limits.PAYLOAD_INLINE_BYTES_MAX + 1)
     with planes.opened(f"dir:{data}") as plane:
@@ -68,7 +68,7 @@ def test_messages_are_listed_in_every_state(data):
     assert dead[0].died_ms > 0
 
 
-def test_mail_is_listed_until_it_is_confirmed(data):
+def test_mail_is_listed_until_it_is_confirmed(data: Path) -> None:
     with planes.opened(f"dir:{data}") as plane:
         for n in range(4):
             plane.mailbox("ada").send("bob", {"n": n}, id=f"mail-{n}")
@@ -86,7 +86,7 @@ def test_mail_is_listed_until_it_is_confirmed(data):
     assert rows[0].expires_ms > rows[0].sent_ms
 
 
-def test_entities_and_changes_include_deleted_ones(data):
+def test_entities_and_changes_include_deleted_ones(data: Path) -> None:
     with planes.opened(f"dir:{data}") as plane:
         plane.entities.write("order", "o-1", {"total": 5})
         plane.entities.write("order", "o-1", {"total": 6, "paid": True})
@@ -112,7 +112,7 @@ def test_entities_and_changes_include_deleted_ones(data):
     assert changes[0].durability == Tier.IMPORTANT
 
 
-def test_long_histories_are_complete(data):
+def test_long_histories_are_complete(data: Path) -> None:
     with planes.opened(f"dir:{data}") as plane:
         for n in range(5):
             plane.entities.write("order", "o-1", {"n": n})
@@ -121,7 +121,7 @@ def test_long_histories_are_complete(data):
     assert pages == [1, 2, 3, 4, 5]
 
 
-def test_blobs_and_references_are_listed(data):
+def test_blobs_and_references_are_listed(data: Path) -> None:
     with planes.opened(f"dir:{data}") as plane:
         names = {what: plane.blobs.put(what.encode() * 10_000) for what in ("item", "entity", "blob", "mail", "sunk")}
         world = plane.world("alpha")
@@ -147,7 +147,7 @@ def test_blobs_and_references_are_listed(data):
     assert names["blob"] not in {hash for hash, _ in found}
 
 
-def test_hash_is_found_at_any_offset():
+def test_hash_is_found_at_any_offset() -> None:
     hash = hashlib.sha256(b"").hexdigest()
     assert hashes_in(b"") == set()
     assert hashes_in(hash[:-1].encode()) == set()
@@ -155,9 +155,9 @@ def test_hash_is_found_at_any_offset():
     assert hashes_in(f"sha256:{hash.upper()} and {'0' * 64}".encode()) == {hash, "0" * 64}
 
 
-def test_empty_plane_has_no_rows(data):
+def test_empty_plane_has_no_rows(data: Path) -> None:
     with planes.opened(f"dir:{data}") as plane:
         plane.world("alpha").create()
     with view_of(data) as view:
-        assert list(view.messages("main")) == list(view.mails("main")) == list(view.entities("main")) == []
+        assert [*view.messages("main"), *view.mails("main"), *view.entities("main")] == []
         assert list(view.messages("other")) == []

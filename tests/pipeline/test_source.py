@@ -12,7 +12,7 @@ import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.testing import assertDataFrameEqual
 
 import fastness
@@ -147,7 +147,8 @@ def run_query(start: Callable[[], StreamingQuery]) -> None:
     """
     for attempt in range(5):
         try:
-            eventually(partial(start().awaitTermination, 0.1), "the end of the query", polls_max=POLLS_MAX_SPARK)
+            wait = partial(start().awaitTermination, 0.1)  # type: ignore[arg-type]
+            eventually(wait, "the end of the query", polls_max=POLLS_MAX_SPARK)
             return
         except StreamingQueryException as error:
             if attempt == 4 or "Python worker failed to connect back" not in str(error):

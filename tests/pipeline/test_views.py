@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import cbor2
 import msgspec
@@ -51,7 +52,7 @@ from fastness.pipeline.journal_chunks import JournalChunk, Stores
 from fastness.pipeline.logs import DamagedLines, ReadPosition, activity_rows
 from fastness.pipeline.source import plans
 from fastness.pipeline.source.options import parse_options
-from fastness.pipeline.views import View, manifests, open_view
+from fastness.pipeline.views import View, WorldView, manifests, open_view
 from fastness.pipeline.views import server as server_views
 from fastness.runtime.activity import rotation
 from fastness.wire.backups import BackupBegun, BackupFile
@@ -86,8 +87,14 @@ def staging(tmp_path: Path) -> str:
     return f"dir:{tmp_path / 'staging'}"
 
 
-def config(data: Path, **options: object) -> Config:
+def config(data: Path, **options: Any) -> Config:
     return Config(data=f"dir:{data}", lake="unused", **options)
+
+
+def world_of(view: View, name: str) -> WorldView:
+    found = view.world("main", name)
+    assert found is not None
+    return found
 
 
 def rows_of(view: View, chunks: list[JournalChunk]) -> tuple[dict[int, bytes], list[Damaged]]:
@@ -140,7 +147,7 @@ def read_only(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("start", [0, 1, 63, 64, 100, 191, 192, 250, 301])
 def test_chunks_cover_the_heights_from_start_to_head(read_only: Path, staging: str, start: int) -> None:
     with open_view(config(read_only)) as view:
-        world = view.world("main", "world-0001")
+        world = world_of(view, "world-0001")
         chunks = view.chunks(world, start, staging)
         rows, damaged = rows_of(view, chunks)
     assert damaged == []
@@ -153,7 +160,7 @@ def test_hot_records_are_staged_in_bounded_chunks(data: Path, staging: str, monk
     for module in ("view", "chunk_stager"):
         monkeypatch.setattr(f"fastness.pipeline.views.{module}.CHUNK_ENTRIES", 100)
     with open_view(config(data)) as view:
-        world = view.world("main", "world-0000")
+        world = world_of(view, "world-0000")
         chunks = view.chunks(world, 0, staging)
         assert [(chunk.start, chunk.end) for chunk in chunks] == [(0, 99), (100, 199), (200, 299), (300, 300)]
         assert all(chunk.hot for chunk in chunks)
@@ -307,7 +314,7 @@ def test_gaps_and_lost_segments_are_missing_chunks(data: Path, staging: str) -> 
         planes.remove_record(data, "world-0001", height)
     lost = planes.remove_segment(data, "world-0001", 1)
     with open_view(config(data)) as view:
-        world = view.world("main", "world-0001")
+        world = world_of(view, "world-0001")
         rows, damaged = rows_of(view, view.chunks(world, 0, staging))
     assert [(each.start, each.end, each.reason) for each in damaged] == [
         (*lost, "missing"),
@@ -324,7 +331,7 @@ def test_lost_index_entry_is_a_gap_up_to_the_next_segment(data: Path, staging: s
         where = World("main", "world-0001")
         plane.pairs.delete(Subspace("u", "main", "segments", where.name).key(127))
     with open_view(config(data)) as view:
-        world = view.world("main", "world-0001")
+        world = world_of(view, "world-0001")
         rows, damaged = rows_of(view, view.chunks(world, 0, staging))
     assert [(each.start, each.end, each.reason) for each in damaged] == [(64, 127, "missing")]
     assert len(rows) == world.head - 64
@@ -343,7 +350,7 @@ def test_unknown_records_do_not_affect_others(data: Path, staging: str) -> None:
     with planes.opened(f"dir:{data}") as plane:
         plane.transact(write)
     with open_view(config(data)) as view:
-        world = view.world("main", "world-0001")
+        world = world_of(view, "world-0001")
         rows, damaged = rows_of(view, view.chunks(world, 0, staging))
     assert world.state == "unknown"
     assert [snapshot.height for snapshot in world.snapshots] == [0, 223]
@@ -422,6 +429,7 @@ def test_log_rotated_after_listing_is_found(data: Path, staging: str) -> None:
     with open_view(config(data)) as view:
         (file,) = view.logs("main")
         assert not file.is_rotated
+        assert view.objects is not None
         assert rotation.rotate(Path(file.path), view.objects)  # PostgreSQL nodes do so at any time.
         chunk = view.log_chunk(file, staging)
         assert sum(batch.num_rows for batch in activity_rows([chunk], view.stores) if hasattr(batch, "num_rows")) == 5
@@ -478,7 +486,9 @@ def test_server_view_has_every_record_of_a_running_server(data: Path, staging: s
             assert everything(view, staging) == before
             assert view.objects_url is None
             rows = activity_rows([view.log_chunk(file, staging) for file in view.logs("main")], view.stores)
-            records = [batch["session"].to_pylist() for batch in rows if hasattr(batch, "num_rows")]
+            records = [
+                batch["session"].to_pylist() for batch in rows if not isinstance(batch, DamagedLines | ReadPosition)
+            ]
             counts = Counter(session for sessions in records for session in sessions)
             assert counts["session-0"] + counts["session-1"] + counts["session-2"] == 20
             assert counts["crashed"] == 5
@@ -498,7 +508,7 @@ def test_segments_are_fetched_concurrently(data: Path, staging: str, cache: Path
     planes.copy(data, worlds=2, entries=300)
     both = Together(2)
     with serving(f"dir:{data}") as server, open_view(Config(data=server.url, lake="unused")) as view:
-        world = view.world("main", "world-0001")
+        world = world_of(view, "world-0001")
         first = view.chunks(msgspec.structs.replace(world, head=world.segments[1].end + 1), 0, staging)
         get = view.objects.get
 
@@ -506,7 +516,7 @@ def test_segments_are_fetched_concurrently(data: Path, staging: str, cache: Path
             both.wait()
             return get(path)
 
-        view.objects.get = together
+        view.objects.get = together  # type: ignore[method-assign]
         assert view.chunks(msgspec.structs.replace(world, head=world.segments[1].end + 1), 0, staging) == first
     assert [(chunk.start, chunk.staged) for chunk in first] == [(0, True), (64, True)]
 
@@ -523,7 +533,7 @@ def test_segments_of_several_worlds_are_fetched_concurrently(data: Path, staging
             all_four.wait()
             return get(path)
 
-        view.objects.get = together
+        view.objects.get = together  # type: ignore[method-assign]
         located = (chunk for world in view.worlds("main") for chunk in view.locate_chunks(world, 0, staging))
         assert list(view.make_readable(located, staging)) == one_by_one
         wanted = [(chunk.world, chunk.start, chunk.path) for chunk in one_by_one]
@@ -542,7 +552,8 @@ def test_segments_of_several_worlds_are_fetched_concurrently(data: Path, staging
             stores = {INLINE_STORE} if packer else {batch.staging for batch in batches}
             assert {chunk.store for chunk in chunks} == stores
         assert not [path for path in (data.parent / "packed").rglob("*") if path.is_file()]
-        audit_batches = list(audit._batches(view, f"{staging}/audit", _EmptyLakeJournal(), 1 << 30, None))
+        lake: Any = _EmptyLakeJournal()
+        audit_batches = list(audit._batches(view, f"{staging}/audit", lake, 1 << 30, None))
         chunks = [chunk for batch in audit_batches for each in batch.audit_inputs for chunk in each.chunks]
         assert [(chunk.world, chunk.start, chunk.path) for chunk in chunks] == wanted
         assert {chunk.store for chunk in chunks} == {f"{staging}/audit/batch-0"}
@@ -606,7 +617,7 @@ def test_sst_files_are_fetched_once(data: Path, staging: str, cache: Path, monke
     planes.copy(data, worlds=2, entries=300)
     with RocksDatabase(data / "kv") as database:
         database.flush_tables()
-    sent = []
+    sent: list[tuple[str, Any]] = []
     monkeypatch.setattr(Backups, "open", _recording(Backups.open, sent))
     with serving(f"dir:{data}") as server:
         for _ in range(2):
@@ -650,7 +661,7 @@ def test_damaged_cache_is_fetched_again(
     planes.copy(data, worlds=2, entries=300)
     with RocksDatabase(data / "kv") as database:
         database.flush_tables()
-    sent = []
+    sent: list[tuple[str, Any]] = []
     monkeypatch.setattr(Backups, "open", _recording(Backups.open, sent))
     config = Config(data="", lake="unused")
     with serving(f"dir:{data}") as server:
@@ -665,7 +676,7 @@ def test_damaged_cache_is_fetched_again(
             if damage == "delete":
                 table.unlink()
             else:
-                table.write_bytes({"flip": content, "truncate": content[:-1], "empty": b""}[damage])
+                table.write_bytes({"flip": bytes(content), "truncate": bytes(content[:-1]), "empty": b""}[damage])
         for fetched in (True, False):  # The second view uses the repaired cache.
             sent.clear()
             with open_view(config) as view:
@@ -756,7 +767,7 @@ def test_damage_is_reported_through_a_server(data: Path, staging: str, cache: Pa
     lost = planes.remove_segment(data, "world-0001", 0)
     flipped = planes.flip_byte(data, "world-0001", 1)
     with serving(f"dir:{data}") as server, open_view(Config(data=server.url, lake="unused")) as view:
-        world = view.world("main", "world-0001")
+        world = world_of(view, "world-0001")
         rows, damaged = rows_of(view, view.chunks(world, 0, staging))
     assert [(each.start, each.end, each.reason) for each in damaged] == [(*lost, "missing"), (*flipped, "checksum")]
     assert len(rows) == world.head - 128
@@ -769,7 +780,7 @@ def test_removed_checkpoint_is_not_damage(data: Path, staging: str, cache: Path)
         (checkpoint,) = data.glob(".checkpoint-*")
         shutil.rmtree(checkpoint)  # The server does so after an hour without use.
         with pytest.raises(Unreachable, match="removed"):
-            view.chunks(view.world("main", "world-0001"), 0, staging)
+            view.chunks(world_of(view, "world-0001"), 0, staging)
         with pytest.raises(Unreachable, match="removed"):
             view.log_chunk(rotated, staging)
 
@@ -811,7 +822,7 @@ def test_postgres_view_has_every_record(postgres_url: str, tmp_path: Path, stagi
         with fastness.open(postgres_url, objects=objects) as plane:
             world = plane.world("world-0001")
             assert [record.height for record in world.read(limit=1_000)] == list(range(301))
-            seen = view.world("main", "world-0001")
+            seen = world_of(view, "world-0001")
             # Records that were hot when the world was read may be cold by now.
             world.snapshots.commit(
                 {}, height=290, promote=True, receipt_horizon_height=290, manifest_hash=seen.baseline.manifest_hash
@@ -834,9 +845,9 @@ def test_missing_object_store_option_is_reported(postgres_url: str, tmp_path: Pa
     objects = f"dir:{tmp_path / 'objects'}"
     planes.build(tmp_path / "unused", worlds=2, entries=300, url=postgres_url, objects=objects)
     with open_view(Config(data=postgres_url, lake="unused")) as view:
-        view.chunks(view.world("main", "world-0000"), 0, staging)
+        view.chunks(world_of(view, "world-0000"), 0, staging)
         with pytest.raises(InvalidArgument, match="--objects"):
-            view.chunks(view.world("main", "world-0001"), 0, staging)
+            view.chunks(world_of(view, "world-0001"), 0, staging)
 
 
 def test_directory_view_can_use_another_object_store(data: Path, tmp_path: Path, staging: str) -> None:
@@ -873,6 +884,7 @@ def check_view(view: View, staging: str, truth: dict[str, list[bytes]], blob: st
     assert everything(view, staging) == truth
     assert view.blob("main", blob) == BLOB
     assert view.blob("main", view.world("main", "world-0001").baseline.snapshot_ref)
+    assert view.objects is not None
     assert view.objects_url is None
     path = next(each.path for each in hash_checks.blob_checks(view, "main", ()) if each.blob == blob)
     check = hash_checks.Check(universe="main", subject="", affects="", path=path, size=len(BLOB), sha256=blob)
@@ -898,7 +910,9 @@ def test_views_read_encrypted_universes_with_the_master_key(
     with open_view(config(data, encryption_key_file=str(keys))) as view:
         check_view(view, staging, truth, blob)
         assert list(view.messages("main")) == messages
+        assert view.objects is not None
         (check,) = (each for each in hash_checks.blob_checks(view, "main", ()) if each.blob == blob)
+        assert isinstance(check, hash_checks.Check)
         stored = data / "objects" / check.path
         whole = stored.read_bytes()
         stored.write_bytes(whole[:-1] + bytes((whole[-1] ^ 1,)))
