@@ -28,7 +28,7 @@ def accept_old_fences() -> None:
         except QueueMessageLeaseMismatch:
             return "", False
 
-    settling._ack = unchecked  # type: ignore[assignment]
+    settling._ack = unchecked
 
 
 def grant_held_leases() -> None:

@@ -159,7 +159,8 @@ def open_log(directory: Path) -> Examine:
 def marker(directory: Path) -> Examine:
     def examine(path: Path) -> str:
         codes = []
-        for check in (lambda: check_marker(path), lambda: fastness.open(f"dir:{path}").close()):
+        checks: list[Callable[[], object]] = [lambda: check_marker(path), lambda: fastness.open(f"dir:{path}").close()]
+        for check in checks:
             try:
                 check()
             except FastnessError as error:

@@ -55,7 +55,7 @@ def review(state: State) -> dict[str, Any]:
 def make_graph(saver: Any) -> Any:
     builder = StateGraph(State)
     builder.add_node("plan", plan)
-    builder.add_node("work", work)  # type: ignore[type-var]
+    builder.add_node("work", work)  # type: ignore[arg-type]
     builder.add_node("review", review)
     builder.add_edge(START, "plan")
     builder.add_conditional_edges(

@@ -66,7 +66,7 @@ def read(plane: Any, name: str, agent: str, stopping: threading.Event) -> None:
         if stopping.is_set():
             return
         session, after = f"{client}-{number}", -1
-        record(client, "join", agent, session, lambda s=session: transport.call(JoinMailbox(agent, s)).pending)
+        record(client, "join", agent, session, lambda: transport.call(JoinMailbox(agent, session)).pending)  # noqa: B023
         for _ in range(chance.randrange(1, 30)):
             limit = chance.choice((1, 3, 50))
 
@@ -80,9 +80,9 @@ def read(plane: Any, name: str, agent: str, stopping: threading.Event) -> None:
             after = found[-1][0] if found else after
             some = ids if chance.random() < 0.8 else ids[::2]
             if some:
-                record(client, "confirm", agent, some, lambda some=some: mailbox.confirm(some))
+                record(client, "confirm", agent, some, lambda: mailbox.confirm(some))  # noqa: B023
         if chance.random() < 0.5:
-            record(client, "leave", agent, session, lambda s=session: bool(transport.call(LeaveMailbox(agent, s))))
+            record(client, "leave", agent, session, lambda: bool(transport.call(LeaveMailbox(agent, session))))  # noqa: B023
 
 
 def main() -> None:

@@ -61,7 +61,7 @@ def note(*words: object) -> None:
 
 
 async def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-    prompt = str(messages[0].parts[0].content)  # type: ignore[union-attr]
+    prompt = str(messages[0].parts[0].content)
     number = sum(isinstance(message, ModelResponse) for message in messages)
     note("begin", prompt, number * 3)
     await asyncio.sleep(OPERATION_SECONDS)

@@ -86,7 +86,7 @@ def produce(jobs: Any, client: str, puts: int) -> None:
             "delay_seconds": chance.choice((0.0, 0.0, 0.0, 0.05)),
             "idempotency_key": f"{client}/{number}",
         }
-        record(client, "put", [client, number], lambda body=body, options=options: jobs.put(body, **options).id)
+        record(client, "put", [client, number], lambda: jobs.put(body, **options).id)  # noqa: B023
 
 
 def consume(jobs: Any, client: str, visibility_seconds: float, stopping: threading.Event) -> None:
@@ -101,7 +101,7 @@ def consume(jobs: Any, client: str, visibility_seconds: float, stopping: threadi
             if choice < 0.05:
                 record(client, "extend", proof, message.extend)
             if choice < 0.1:
-                record(client, "nack", proof, lambda message=message: message.nack(intent="defer"))
+                record(client, "nack", proof, lambda: message.nack(intent="defer"))  # noqa: B023
             else:
                 record(client, "ack", proof, message.ack)
 

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
@@ -44,7 +44,8 @@ def point(name: str) -> None:
         os.write(Points.pipe, name.encode())
 
 
-Conversation = Callable[[Plane, str], Awaitable[Any]]  # Runs a conversation to its end, and returns its history.
+# Runs a conversation to its end, and returns its history.
+Conversation = Callable[[Plane, str], Coroutine[Any, Any, Any]]
 
 
 def openai_agents() -> Conversation:
@@ -137,12 +138,14 @@ def adk() -> Conversation:
         agent = LlmAgent(name="helper", model=Model(), tools=[count])
         app = App(name="app", root_agent=agent, resumability_config=ResumabilityConfig(is_resumable=True))
         runner = Runner(app=app, session_service=service)
-        named: dict[str, str] = {"user_id": f"user of {name}", "session_id": name}
+        named: dict[str, Any] = {"user_id": f"user of {name}", "session_id": name}
         session = await service.get_session(app_name="app", **named)
         if session is None:
             session = await service.create_session(app_name="app", **named)
         turns = sum(event.author == "user" for event in session.events)
-        messages = [{"new_message": text("user", f"Question {turn}")} for turn in range(turns, TURNS)]
+        messages: list[dict[str, Any]] = [
+            {"new_message": text("user", f"Question {turn}")} for turn in range(turns, TURNS)
+        ]
         if session.events and not (session.events[-1].is_final_response() and session.events[-1].author != "user"):
             messages.insert(0, {"invocation_id": session.events[-1].invocation_id})  # Continues it.
         for message in messages:
@@ -195,7 +198,7 @@ def import_what_a_conversation_needs(converse: Conversation, folder: str) -> Non
     child = os.fork()
     if child == 0:
         with fastness.open(f"dir:{folder}/rehearsal") as plane:
-            asyncio.run(converse(plane, "rehearsal"))  # type: ignore[arg-type]
+            asyncio.run(converse(plane, "rehearsal"))
         with os.fdopen(writing, "w") as output:
             json.dump(sorted(set(sys.modules) - before), output)
         os._exit(0)
@@ -222,7 +225,7 @@ def run(framework: str, folder: str, seed: int, kills: int) -> None:
 
         def work(name: str = name) -> None:
             with fastness.open(url) as plane:
-                asyncio.run(converse(plane, name))  # type: ignore[arg-type]
+                asyncio.run(converse(plane, name))
 
         is_killed = True
         while is_killed:
@@ -234,7 +237,7 @@ def run(framework: str, folder: str, seed: int, kills: int) -> None:
 
     with fastness.open(url) as plane, fastness.open("memory:") as undisturbed:
         for name in names:
-            found, expected = (asyncio.run(converse(each, name)) for each in (plane, undisturbed))  # type: ignore[arg-type]
+            found, expected = (asyncio.run(converse(each, name)) for each in (plane, undisturbed))
             print(json.dumps([found, expected]))
     print(json.dumps({"killed": killed, "moments": moments}))
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fastness.backends.rocksdb import RocksDatabase
 from fastness.errors import FastnessError
-from fastness.kv import Transaction
+from fastness.kv import Database, Transaction
 from fastness.tiers import Tier
 
 PARTS = 3
@@ -37,7 +37,7 @@ def write(tx: Transaction, number: int) -> None:
         tx.put(b"%06d %d" % (number, part), value_of(number, part))
 
 
-def stored_numbers(database: RocksDatabase) -> list[int]:
+def stored_numbers(database: Database) -> list[int]:
     """The numbers of all stored commits; asserts that each is whole."""
     pairs = dict(database.read(lambda tx: tx.scan(b"0", b"1", limit=10_000)))
     numbers = sorted({int(key[:6]) for key in pairs})

@@ -24,7 +24,8 @@ def kill_after(path: Path, run: int, delay_seconds: float) -> set[tuple[int, int
         time.sleep(delay_seconds)  # A random delay, not a wait for a condition.
         child.send_signal(signal.SIGKILL)
         lines = (head + child.stdout.read()).splitlines(keepends=True)
-    return {(run, *map(int, line.split()[:2])) for line in lines if line.endswith(b"\n")}
+    whole = (line.split() for line in lines if line.endswith(b"\n"))
+    return {(run, int(words[0]), int(words[1])) for words in whole}
 
 
 def stored_parts(tx: Transaction) -> Counter[tuple[int, int, int]]:
@@ -66,4 +67,4 @@ def test_acknowledged_writes_survive_an_exit_without_close(tmp_path: Path) -> No
 
 
 def get(database: Database, key: bytes) -> bytes | None:
-    return database.read(lambda tx: tx.get(key))
+    return database.read(Transaction.get, key)

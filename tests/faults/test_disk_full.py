@@ -276,7 +276,11 @@ def test_a_server_in_its_reserve_can_be_drained_and_accepts_data_again(small_dis
 def test_a_server_on_a_full_disk_keeps_what_it_has_acknowledged(
     small_disk: Path, tmp_path: Path, on_failure: str
 ) -> None:
-    flags = {"data": f"dir:{small_disk / 'data'}", "disk_reserve_bytes": 0, "on_database_failure": on_failure}
+    flags: dict[str, Any] = {
+        "data": f"dir:{small_disk / 'data'}",
+        "disk_reserve_bytes": 0,
+        "on_database_failure": on_failure,
+    }
     server = Server(tmp_path, drain_seconds=0.1, **flags)
     ballast = small_disk / "ballast"
     acknowledged = set()

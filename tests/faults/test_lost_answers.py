@@ -237,7 +237,7 @@ def failing_server(*, with_code: int | None = None, answer: object = None) -> It
     def serve(socket: ServerConnection) -> None:
         socket.recv()
         socket.send(encode(Hello(PROTOCOL, "", 16, REVISION)))
-        calls = decode_calls(socket.recv())
+        calls = decode_calls(socket.recv(decode=False))
         if with_code is None:
             socket.send(encode([Reply(call.number, answer) for call in calls]))
             with suppress(ConnectionClosed):
@@ -298,6 +298,7 @@ async def test_a_refused_repetition_leaves_the_outcome_unknown(refusal: Fastness
         for frame in socket:
             if len(connections) == 1:
                 return  # The call was carried out, and the connection ends.
+            assert isinstance(frame, bytes)
             problem = problem_of(refusal, "")
             socket.send(encode([Reply(call.number, None, problem) for call in decode_calls(frame)]))
 
@@ -368,11 +369,12 @@ def test_a_lost_grant_to_a_waiting_caller_is_repeated(lossy: LossyClient) -> Non
     """The call that the server gave up with its connection must not take the locks away from its repetition."""
     locks, observer = lossy.client.locks, lossy.observer
     before = observer.locks.acquire(ROW)
+    session = before._session  # type: ignore[attr-defined]
 
     def release_once_waiting() -> bool:
         if ("task/1", True) in locks_of(observer):
             before.release()
-        return locks_of(observer) == [("task/1", False)] and not before._session.has_claims
+        return locks_of(observer) == [("task/1", False)] and not session.has_claims
 
     held = lossy.run_with_lost_answer(
         lambda: locks.acquire(ROW, timeout_seconds=DEADLINE_SECONDS, lease_seconds=600), release_once_waiting

@@ -22,7 +22,7 @@ MAILS = 400  # Per sender, of which there are three.
 
 def kill_after(folder: Path, run: int, lines: int) -> list[bytes]:
     """Run the child, kill it after that many lines of output, and return its output."""
-    arguments = [CHILD, f"dir:{folder}", f"run{run}", str(MAILS)]
+    arguments: list[str | Path] = [CHILD, f"dir:{folder}", f"run{run}", str(MAILS)]
     with start_python(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         said = [child.stdout.readline() for _ in range(lines)]

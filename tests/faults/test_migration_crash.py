@@ -5,6 +5,7 @@ import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import boto3
 import pytest
@@ -91,10 +92,11 @@ def test_a_killed_migration_resumes_where_it_stopped(
     # Objects and comparisons start over, so every resumed run takes at least those steps.
     fewest = sum(not step.startswith("Keys") for step in whole)
     digests = set()
-    for words, target, options in (
+    cases: list[tuple[tuple[str, str], str, dict[str, Any]]] = [
         ((f"dir:{data}", postgres_url), postgres_url, {"objects": environment, "activity": str(tmp_path / "logs")}),
         ((postgres_url, f"dir:{back}"), f"dir:{back}", {}),
-    ):
+    ]
+    for words, target, options in cases:
         for _ in range(max(1, depth.kills // 6)):
             code, _, taken = migrate(*words, "--objects", environment, kill_after=chance.randrange(1, fewest))
             print(f"killed behind {taken[-1]}, step {len(taken)} of {len(whole)}")

@@ -50,7 +50,7 @@ def attempts(plane: Plane, lease: Any) -> dict[str, Callable[[], object]]:
 
 
 def marked(plane: Plane) -> bytes | None:
-    return plane.transact(lambda tx: tx.get(MARK))
+    return plane.transact(Transaction.get, MARK)
 
 
 # (a) In one process, with a manual clock.

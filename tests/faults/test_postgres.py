@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from fastness.backends.postgres import PostgresDatabase, committer
-from fastness.backends.postgres.jobs import Job
+from fastness.backends.postgres.jobs import Job, finish
 from fastness.backends.postgres.notifications import CHANNEL
 from fastness.backends.postgres.sessions import Session, value_of
 from fastness.errors import (
@@ -486,7 +486,8 @@ def test_a_repeated_scan_reads_only_what_was_not_read(
 ) -> None:
     queue = Subspace("u", "main", "q", "jobs")
     database.transact(lambda tx: [tx.put(queue.key(number), b"") for number in range(20)])
-    session, limits_sent = session_of(database), []
+    session = session_of(database)
+    limits_sent: list[int] = []
     send = session._send
 
     def noting(wanted: Any, **options: Any) -> Any:
@@ -573,7 +574,7 @@ def test_more_than_a_thousand_open_files_are_supported(postgres_url: str) -> Non
 def test_the_committer_continues_after_an_unexpected_error(
     database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    finish, failed = committer.finish, threading.Event()
+    failed = threading.Event()
 
     def fail_once(jobs: list[Job]) -> None:
         finish(jobs)

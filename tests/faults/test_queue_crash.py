@@ -36,7 +36,7 @@ JOBS = QueueKey("main", "jobs")
 
 def kill_after(folder: Path, run: int, lines: int) -> list[bytes]:
     """Run the child, kill it after that many lines of output, and return its output."""
-    arguments = [CHILD, f"dir:{folder}", f"run{run}", "4", str(PUTS), "3", "0.5"]
+    arguments: list[str | Path] = [CHILD, f"dir:{folder}", f"run{run}", "4", str(PUTS), "3", "0.5"]
     with start_python(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         said = [child.stdout.readline() for _ in range(lines)]

@@ -38,7 +38,7 @@ class Node:
         self.name = name
         self.lines: list[bytes] = []
         self._requests = count()
-        arguments = [CHILD, url, name, *map(str, (producers, puts, consumers, visibility))]
+        arguments: list[str | Path] = [CHILD, url, name, *map(str, (producers, puts, consumers, visibility))]
         self._process = start_python(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -66,7 +66,7 @@ class Node:
             _, sender, word, *details = msgspec.json.decode(line)
             if sender == client and word not in ("call", "ready"):
                 assert word == "result", details
-                return details
+                return list(details)
         return None
 
     def count_results(self, kind: str, word: str = "result") -> int:
@@ -235,7 +235,7 @@ def test_a_paused_process_does_not_block_others(postgres_url: str, depth: Depth)
         for _ in range(3):
             with paused.paused():
                 before = one.count_results("lease")
-                eventually(lambda before=before: one.count_results("lease") >= before + 10, "progress")
+                eventually(lambda: one.count_results("lease") >= before + 10, "progress")  # noqa: B023
         eventually(lambda: paused.count_results("put") == one.count_results("put") == puts, "every put")
         eventually(lambda: paused.count_results("ack") + one.count_results("ack") == 2 * puts, "every ack")
         paused.finish()
@@ -255,7 +255,7 @@ def test_a_killed_postgresql_loses_nothing_acknowledged(own_postgres_url: str, d
         Node(own_postgres_url, "two", producers=2, puts=puts, consumers=2) as two,
     ):
         for kill in range(1, kills + 1):
-            eventually(lambda kill=kill: one.count_results("ack") + two.count_results("ack") > 25 * kill, "some acks")
+            eventually(lambda: one.count_results("ack") + two.count_results("ack") > 25 * kill, "some acks")  # noqa: B023
             kill_postgresql(own_postgres_url)
         one.finish()
         two.finish()
@@ -310,7 +310,7 @@ def test_waiting_consumers_of_two_processes_get_one_message_each(postgres_url: s
             for _ in "ab"
         ]
         for node in (one, two):
-            eventually(lambda node=node: node.call("stats")["waiting_consumers"] == 2, "all of them to wait")
+            eventually(lambda: node.call("stats")["waiting_consumers"] == 2, "all of them to wait")  # noqa: B023
         ids = [one.call("put") for _ in range(2)] + [two.call("put") for _ in range(2)]
         assert sorted(id for answer in waiting for id, *_ in answer()) == sorted(ids)
 
@@ -320,7 +320,7 @@ def test_a_delayed_message_is_delivered_by_another_process_when_due(postgres_url
     with two_nodes(postgres_url) as (one, two):
         for giver, taker in ((one, two), (two, one)):
             waiting = taker.request("receive", visibility_seconds=30, wait_seconds=WAIT_SECONDS)
-            eventually(lambda taker=taker: taker.call("stats")["waiting_consumers"] == 1, "the consumer to wait")
+            eventually(lambda: taker.call("stats")["waiting_consumers"] == 1, "the consumer to wait")  # noqa: B023
             id = giver.call("put", delay_seconds=0.7)
             [[found, _, leased_ms, _, more]] = waiting()
             assert found == id

@@ -171,9 +171,9 @@ async def test_a_server_killed_while_storing_and_delivering_loses_nothing(
 
             sending = [asyncio.create_task(send_all(sender)) for sender in (ada, eve)]
             for kill in range(depth.server_kills):
-                await until(lambda kill=kill: len(bob.by_connection) > kill, "bob to be connected to this server")
+                await until(lambda: len(bob.by_connection) > kill, "bob to be connected to this server")  # noqa: B023
                 goal = len(bob.by_connection[-1]) + chance.randrange(20, 100)
-                await until(lambda goal=goal: len(bob.by_connection[-1]) >= goal, "progress")
+                await until(lambda: len(bob.by_connection[-1]) >= goal, "progress")  # noqa: B023
                 server.process.kill()
                 server.process.wait()
                 server = start()
@@ -284,7 +284,7 @@ async def test_a_mailbox_is_taken_over_from_another_server(two_servers: tuple[An
             await bob.confirm(*new[:10])
             confirmed += [mail["message_id"] for mail in new[:10]]
             left = len(sent) - len(confirmed)
-            await until(lambda left=left: pending(one) == left, "the confirmations")
+            await until(lambda: pending(one) == left, "the confirmations")  # noqa: B023
             before = bob
         await ada.until(lambda: len(ada.confirms) == len(confirmed))
         assert [each["message_id"] for each in ada.confirms] == confirmed
@@ -300,7 +300,7 @@ async def test_takeovers_under_load_lose_and_duplicate_nothing(
         sending = asyncio.create_task(send_in_tens(ada, count))
         for _ in range(round(6 * depth.load)):
             goal = len(bob.ids) + 15
-            await until(lambda goal=goal: len(bob.ids) >= min(goal, count), "progress")
+            await until(lambda: len(bob.ids) >= min(goal, count), "progress")  # noqa: B023
             usurper = Agent(chance.choice(urls), "bob", key=bob.key, host=HOST)
             with suppress(Refused, OSError, websockets.WebSocketException):
                 async with usurper:

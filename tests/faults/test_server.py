@@ -62,7 +62,11 @@ class Load:
         self._workers = self._planes.enter_context(fastness.connect(url, patience_seconds=DEADLINE_SECONDS))
         self._callers.world("ada").create()
         self._head = self._callers.world("ada").head()
-        options = {"concurrency": 4, "visibility_seconds": 2.0, "retry_delay_seconds": lambda failures: 0.0}
+        options: dict[str, Any] = {
+            "concurrency": 4,
+            "visibility_seconds": 2.0,
+            "retry_delay_seconds": lambda failures: 0.0,
+        }
         self.worker = Worker(self._workers, {"jobs": self._handle}, **options)
         self._threads = ThreadPoolExecutor(putters + 2)
         self._putting = [self._threads.submit(self._put, number) for number in range(putters)]
@@ -217,9 +221,9 @@ def _worker_in_thread(
     started: SimpleQueue[tuple[AsyncWorker, asyncio.AbstractEventLoop]] = SimpleQueue()
     thread = threading.Thread(target=asyncio.run, args=(run(),))
     thread.start()
-    worker, loop = started.get(timeout=DEADLINE_SECONDS)
-    yield worker
-    loop.call_soon_threadsafe(worker.stop)
+    async_worker, loop = started.get(timeout=DEADLINE_SECONDS)
+    yield async_worker
+    loop.call_soon_threadsafe(async_worker.stop)
     thread.join(DEADLINE_SECONDS)
 
 
@@ -231,7 +235,7 @@ def test_killed_server_loses_and_duplicates_nothing(tmp_path: Path, seed: int, d
         load = Load(proxy.url, puts=round(60 * depth.load))
         for _ in range(depth.server_kills):
             target = load.progress + rng.randrange(20, 50)
-            eventually(lambda target=target: load.progress >= min(target, load.expected), f"progress to {target}")
+            eventually(lambda: load.progress >= min(target, load.expected), f"progress to {target}")  # noqa: B023
             server.process.kill()
             server.process.wait()
             server = running.enter_context(serving(f"dir:{tmp_path}"))
@@ -414,6 +418,7 @@ def frames(rng: random.Random, share: float) -> Iterator[tuple[str, bytes | str]
     for opening in (b"\x91", b"\x81\xa1a", b"\xdc\x00\x01"):
         yield "deep nesting", opening * 100_000
         yield "deep nesting inside", b"\x91\x94\x00" + opening * 100_000
+    wrong: Any
     for wrong in (None, 5, "text", {}, ["1"], [[]], [[1, 2, 3, 4]], [["1", {}, None, False]], [[1, {"op": "no.such"}]]):
         yield "wrong types", encode(wrong)
     for wrong in (

@@ -145,6 +145,7 @@ def test_every_message_that_was_answered_arrives_after_the_server_was_killed(
         service.restart()
         assert len(answered) == len(messages)
         sent[url] |= zip(answered, map(content, messages), strict=True)
+    received: list[dict[str, Any]] = []
     for url in urls:
         received = service.receive_all(url)
         assert {each["MessageId"]: content(each) for each in received} == sent[url]

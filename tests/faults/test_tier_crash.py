@@ -99,8 +99,8 @@ def check_acknowledged_writes(plane: Plane, promises: list[Promise]) -> None:
         assert change[0].durability == promise.tier
     for id, history in histories.items():
         fields: dict[str, int] = {}
-        for change in history:
-            fields |= change.fields
+        for each in history:
+            fields |= each.fields
         entity = plane.entities.get("task", id)
         assert entity is not None
         assert (entity.version, entity.fields) == (len(history), fields)
