@@ -19,7 +19,7 @@ def server_ms(server: Server) -> int:
     """The time of the server, in a message that it creates now."""
     receipt = server.post("/v1/queue/enqueue", {"queue": "clock", "payload": 1}).json()
     message = server.get(f"/v1/queues/clock/messages/{receipt['message_id']}").json()
-    return round(message["created_at_unix"] * 1_000)
+    return round(float(message["created_at_unix"]) * 1_000)
 
 
 def lease(message: dict[str, Any]) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def multipart(meta: Any, payload: bytes | None, *, kind: str = "application/octe
     return b"\r\n".join([*parts, b"--b0--\r\n"]), "multipart/form-data; boundary=b0"
 
 
-def parts_of(answer: Any) -> list[tuple[str, bytes]]:
+def parts_of(answer: Any) -> list[tuple[str, Any]]:
     """The names and bodies of the parts of a multipart response."""
     head = f"Content-Type: {answer.headers['content-type']}\r\n\r\n".encode()
     message = BytesParser().parsebytes(head + answer.body)

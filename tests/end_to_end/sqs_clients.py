@@ -129,8 +129,8 @@ class AioClient(Client):
     """aiobotocore, on an event loop in a thread."""
 
     def __init__(self, credentials: Credentials) -> None:
-        from aiobotocore.config import AioConfig
-        from aiobotocore.session import AioSession
+        from aiobotocore.config import AioConfig  # type: ignore[import-untyped]
+        from aiobotocore.session import AioSession  # type: ignore[import-untyped]
 
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)

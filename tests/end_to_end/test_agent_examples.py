@@ -82,7 +82,7 @@ REPORT = {  # What `main` prints of a result. It is printed by every start; ever
 def start(name: str, *arguments: str) -> "subprocess.Popen[str]":
     environment = {key: value for key, value in os.environ.items() if not key.startswith("FASTNESS_")}
     environment["PYTHONUNBUFFERED"] = "1"
-    command = [EXAMPLES / f"{name}.py", *arguments]
+    command: list[str | Path] = [EXAMPLES / f"{name}.py", *arguments]
     return start_python(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 import make_dashboard
 

@@ -95,6 +95,7 @@ def test_every_audited_request_leaves_who_when_and_from_where(audited: Audited, 
             if "name" in kind.__struct_fields__:
                 request = msgspec.structs.replace(request, name="a-name")
             before_ms = server_ms(plane)
+            code = "ok"
             if entry == "http":
                 audited.send(request)
             else:
@@ -102,8 +103,6 @@ def test_every_audited_request_leaves_who_when_and_from_where(audited: Audited, 
                     plane._transport.call(request)
                 except FastnessError as error:
                     code = error.code
-                else:
-                    code = "ok"
             (stored,) = audited.newest(getattr(request, "universe", None))
             assert stored.action == permission_of(kind)
             assert (stored.actor, stored.token_id) == ("admin", audited.admin.info.id)

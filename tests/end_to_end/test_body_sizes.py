@@ -5,7 +5,7 @@ import http.client
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,13 @@ class BoundedServer:
         self.objects = folder / "data" / "objects"
 
     def send(self, where: str, body: bytes, kind: str, *, chunked: bool) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection(*self.server.address, timeout=60)
+        host, port = self.server.address
+        connection = http.client.HTTPConnection(host, port, timeout=60)
+        method, path = where.split()
         chunks: Any = (body[at : at + 30_000] for at in range(0, len(body), 30_000)) if chunked else body
         headers = {"Authorization": f"Bearer {self.small}", "Content-Type": kind}
         try:
-            connection.request(*where.split(), chunks, headers, encode_chunked=chunked)
+            connection.request(method, path, chunks, headers, encode_chunked=chunked)
             answer = connection.getresponse()
             return answer.status, json.loads(answer.read())
         finally:
@@ -109,12 +111,13 @@ def test_a_body_within_the_limit_is_accepted(bounded: BoundedServer, chunked: bo
 def test_a_client_raises_payload_too_large(bounded: BoundedServer, size: int) -> None:
     data = os.urandom(size)
     with bounded.server.plane(bounded.small, patience_seconds=2) as plane:
-        for sending in (
+        sendings: list[Callable[[], object]] = [
             lambda: plane.blobs.put(data),
             lambda: plane.blobs.write(data[at : at + 50_000] for at in range(0, size, 50_000)),
             lambda: plane.queue("jobs").put(data),
             lambda: plane.activity.log("s", {"text": "x" * MOST}),
-        ):
+        ]
+        for sending in sendings:
             with pytest.raises(PayloadTooLarge, match=f"allows {MOST}"):
                 sending()
         assert not plane.blobs.has(hashlib.sha256(data).hexdigest())

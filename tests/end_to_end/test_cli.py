@@ -85,7 +85,7 @@ def open_when_free(url: str) -> Plane:
             return fastness.open(url)
         return None
 
-    return eventually(opened)  # type: ignore[return-value]
+    return eventually(opened)
 
 
 @contextmanager

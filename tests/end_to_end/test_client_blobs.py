@@ -7,6 +7,7 @@ import os
 from collections.abc import AsyncIterator, Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -109,6 +110,7 @@ def test_a_stream_that_fails_stores_nothing(plane: Plane, name: str, error: type
 
     with pytest.raises((error, Unreachable)):  # An OSError may come from the stream or from the connection.
         plane.blobs.write(failing())
+    wrong: Any
     for wrong in ("text", 5, None):
         with pytest.raises(InvalidArgument, match="data is"):
             plane.blobs.put(wrong)

@@ -123,7 +123,7 @@ def stream_server(serve: Callable[[ServerConnection], None], **options: Any) -> 
 
 def answer(stream: ServerConnection) -> None:
     """Answer the calls of the next frame: each found no state."""
-    calls = decode_calls(stream.recv())
+    calls = decode_calls(stream.recv(decode=False))
     stream.send(encode([Reply(call.number, FoundState(None)) for call in calls if not isinstance(call, int)]))
 
 
@@ -250,7 +250,7 @@ def test_an_interrupt_at_any_line_leaves_the_connection_usable(plane: Plane, nam
             assert jobs.stats().put_total == 1
             assert threads.submit(jobs.stats).result(PATIENCE_SECONDS).put_total == 1
             connection = connection_of(plane)
-            eventually(lambda connection=connection: not connection._session.pending)
+            eventually(lambda: not connection._session.pending)  # noqa: B023
             assert not connection._sleeping
             assert not any(connection._in_flight.values())
             eventually(lambda: jobs.stats().ready == 1)  # What the interrupted call has leased is released.
@@ -345,7 +345,7 @@ def test_a_call_at_any_line_of_another_call_is_answered(plane: Plane, name: str,
     calls = 0
     while True:
         answers: list[int] = []
-        with traced(at_line(calls * step, lambda answers=answers: answers.append(inner.put("x").duplicate))):
+        with traced(at_line(calls * step, lambda: answers.append(inner.put("x").duplicate))):  # noqa: B023
             jobs.put("again")
         if not answers:
             break
@@ -544,7 +544,7 @@ def test_calls_wait_for_a_server_that_does_not_read(monkeypatch: pytest.MonkeyPa
     def serve(stream: ServerConnection) -> None:
         reads.wait(PATIENCE_SECONDS)
         while True:
-            calls = [call for call in decode_calls(stream.recv()) if not isinstance(call, int)]
+            calls = [call for call in decode_calls(stream.recv(decode=False)) if not isinstance(call, int)]
             sizes.extend(len(call.request.value) for call in calls)  # type: ignore[attr-defined]
             stream.send(encode([Reply(call.number, 42) for call in calls]))
 
@@ -576,7 +576,7 @@ def test_calls_wait_for_a_server_that_does_not_read(monkeypatch: pytest.MonkeyPa
 def test_an_answer_may_arrive_in_fragments() -> None:
     def serve(stream: ServerConnection) -> None:
         for _ in range(2):
-            (call,) = decode_calls(stream.recv())
+            (call,) = decode_calls(stream.recv(decode=False))
             assert not isinstance(call, int)
             data = encode([Reply(call.number, FoundState(None))])
             stream.send([data[:3], data[3:5], data[5:]])

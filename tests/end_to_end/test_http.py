@@ -261,6 +261,7 @@ class TestIdempotency:
         server.post("/v1/worlds", {"world": name})
         server.post(f"/v1/worlds/{name}/entries", {"entries": [1], "expected_head": 0})
         fork, snapshot = {"target": f"{name}-copy", "height": 1}, {"data": {"n": 1}, "height": 1}
+        first: Any = None
         for path, body in (("fork", fork), ("snapshots", snapshot)):
             first, second = (server.post(f"/v1/worlds/{name}/{path}", body, **headers) for _ in range(2))
             assert (first.status, first.json()) == (201, second.json())
@@ -269,13 +270,15 @@ class TestIdempotency:
 
     @pytest.mark.parametrize("op", ["queues.receive", "leases.acquire", "queues.put"])
     def test_generic_calls_support_idempotency_keys(self, server: Server, name: str, op: str) -> None:
-        body = {
+        bodies: dict[str, dict[str, Any]] = {
             "queues.receive": {"queue": name, "owner": "ada"},
             "leases.acquire": {"key": name, "owner": "ada"},
             "queues.put": {"queue": name, "messages": [{"payload": 1}]},
-        }[op]
+        }
         server.post("/v1/queue/enqueue", {"queue": name, "payload": 1})
-        first, second = (server.post("/v1/call", {"op": op, **body}, Idempotency_Key="c").json() for _ in range(2))
+        first, second = (
+            server.post("/v1/call", {"op": op, **bodies[op]}, Idempotency_Key="c").json() for _ in range(2)
+        )
         assert first == second
 
     def test_an_invalid_idempotency_key_is_refused(self, server: Server, name: str) -> None:
@@ -358,7 +361,7 @@ class TestStream:
     def open(self, server: Server, **headers: str) -> Iterator[Any]:
         with connect(f"ws://127.0.0.1:{server.port}/v1/stream", additional_headers=headers, proxy=None) as socket:
             socket.send(msgspec.msgpack.encode([1, "session"]))
-            assert msgspec.msgpack.decode(socket.recv())[:2] == [1, "session"]
+            assert msgspec.msgpack.decode(socket.recv(decode=False))[:2] == [1, "session"]
             yield socket
 
     def call(self, socket: Any, *calls: Any) -> list[Any]:

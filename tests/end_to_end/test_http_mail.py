@@ -102,7 +102,7 @@ async def test_the_last_subscriber_becomes_the_reader(server: Server, name: str)
             await asyncio.wait_for(waiting, 30)
         await first.mailbox("ada").send(name, "x")
         assert (await asyncio.wait_for(getting, 30)).json() == "x"
-        await new.aclose()
+        await new.aclose()  # type: ignore[attr-defined]
 
 
 def test_errors_have_the_same_types_over_the_network(server: Server, name: str) -> None:

@@ -399,8 +399,8 @@ class TestPayloads:
         body, kind = multipart({"queue": name, "payload_content_type": "video/raw"}, payload)
         receipt = server.post("/v1/queue/enqueue", body, content_type=kind)
         assert receipt.json()["payload_bytes"] == len(payload)
-        body = {"queue": name, "owner": "ada", "wait_seconds": -1}
-        answer = server.post("/v1/queue/dequeue", body, accept="multipart/related")
+        wanted = {"queue": name, "owner": "ada", "wait_seconds": -1}
+        answer = server.post("/v1/queue/dequeue", wanted, accept="multipart/related")
         assert answer.headers["content-type"].startswith("multipart/related")
         (first, meta), (second, received) = parts_of(answer)
         assert (first, second) == ("meta", "payload")
@@ -425,8 +425,8 @@ class TestPayloads:
             assert server.post("/v1/queue/enqueue", body, content_type=kind).status == 200
         body, kind = multipart({"queue": name, "payload": [1]}, None)
         assert server.post("/v1/queue/enqueue", body, content_type=kind).status == 200
-        body = {"queue": name, "owner": "ada", "page_size": 3}
-        answer = server.post("/v1/queue/dequeue", body, accept="multipart/related, application/json;q=0.5")
+        wanted = {"queue": name, "owner": "ada", "page_size": 3}
+        answer = server.post("/v1/queue/dequeue", wanted, accept="multipart/related, application/json;q=0.5")
         assert [body for part, body in parts_of(answer) if part == "payload"] == [b'{"n":1}', b"", b"[1]"]
 
     def test_a_json_payload_over_the_inline_size_is_stored_as_a_blob(self, server: Server, name: str) -> None:

@@ -16,6 +16,7 @@ import struct
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -202,8 +203,8 @@ class Idle(asyncio.Protocol):
         self._data = b""
         self._upgraded = False
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport: Any = transport
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
         key = base64.b64encode(os.urandom(16)).decode()
         self.transport.write(
             f"GET /v1/stream HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -250,7 +251,7 @@ async def test_memory_of_idle_streams_is_small(server: Server, files: Callable[[
             *(
                 # Several source addresses have more ports than one.
                 loop.create_connection(
-                    lambda number=number: Idle(f"idle-{number}"),
+                    partial(Idle, f"idle-{number}"),
                     host,
                     port,
                     local_addr=(f"127.0.0.{2 + number % 4}", 0),

@@ -88,7 +88,7 @@ class Process:
 
     def _line(self) -> str:
         assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        line: str = self.process.stdout.readline()
         assert line, f"the process ended with {self.process.wait(SECONDS_MAX)}"
         return line.strip()
 

@@ -56,7 +56,10 @@ def fill(server: Server) -> None:
         world = plane.world("ada")
         world.create()
         world.append(list(range(100)), expected_head=0)
-        whole = {"receipt_horizon_height": 100, "manifest_hash": world.snapshots.baseline().manifest_hash}
+        whole: dict[str, Any] = {
+            "receipt_horizon_height": 100,
+            "manifest_hash": world.snapshots.baseline().manifest_hash,
+        }
         world.snapshots.commit({"n": 1}, height=100, promote=True, **whole)
         assert world.compact(entries=16, margin=10).segments == 5
         plane.blobs.put(LARGE)
@@ -215,6 +218,7 @@ def test_backups_need_a_token_for_every_universe(tmp_path: Path) -> None:
         doctor = make("doctor", universes="*", verbs="doctor:run").token
         tenant = make("tenant", universes="main", verbs="*").token
     server = Server(tmp_path, tokens=True)
+    refused: Callable[[], object]
     try:
         with server.plane(saver) as plane:
             checkpoint = plane.backups.begin()
@@ -272,7 +276,7 @@ def test_backup_and_doctor_refuse_a_server_without_a_directory(tmp_path: Path) -
 def test_interrupted_backup_command_can_be_repeated(server: Server, cli: Cli, tmp_path: Path) -> None:
     with server.plane() as plane:
         plane.blobs.write(os.urandom(1_000_000) for _ in range(60))
-    words = ["-m", "fastness.cli", "--url", server.url, "backup", tmp_path / "backup"]
+    words: list[str | Path] = ["-m", "fastness.cli", "--url", server.url, "backup", tmp_path / "backup"]
     backup = start_python(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     eventually(lambda: (tmp_path / "backup" / "started.json").exists() or backup.poll() is not None)
     backup.send_signal(signal.SIGINT)

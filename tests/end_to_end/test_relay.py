@@ -15,6 +15,7 @@ import pytest
 import websockets
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from websockets.asyncio.client import connect
+from websockets.typing import Origin
 
 import fastness
 from fastness import Plane
@@ -123,7 +124,7 @@ async def test_invalid_proof_is_refused(shared: Any, join: Any, wrong: str) -> N
     agent = Agent(shared.url, f"ada@{join.universe}")
     challenge = await agent.open()
     host, nonce = challenge["host"], agent._nonce()
-    changes = {
+    changes: dict[str, dict[str, Any]] = {
         "another host": {"signature": base64url(agent.key.sign(to_sign("evil.example:443", nonce)))},
         "another protocol": {"signature": base64url(agent.key.sign(to_sign(host, nonce, "fastness-relay-0")))},
         "another nonce": {"signature": base64url(agent.key.sign(to_sign(host, bytes(32))))},
@@ -220,7 +221,7 @@ async def test_host_header_of_the_caller_is_not_trusted(start: Start, tmp_path: 
 
 async def test_web_page_of_another_site_is_refused(shared: Any) -> None:
     with pytest.raises(websockets.InvalidStatus) as refused:
-        await connect(shared.url.replace("http", "ws") + "/v1/relay", origin="https://evil.example", proxy=None)
+        await connect(shared.url.replace("http", "ws") + "/v1/relay", origin=Origin("https://evil.example"), proxy=None)
     assert refused.value.response.status_code == 403
 
 
@@ -389,7 +390,7 @@ async def test_delivery_resumes_after_a_lost_connection(join: Any, plane: Plane)
         await bob.confirm(*batch)
         seen += [mail["message_id"] for mail in batch]
         left = 500 - len(seen)
-        await until(lambda left=left: plane.mailbox("bob").count() == left)
+        await until(lambda: plane.mailbox("bob").count() == left)  # noqa: B023
         bob.abort()
     bob = await join("bob", auto=True, key=Ed25519PrivateKey.from_private_bytes(bytes(32)))
     await bob.get(500 - len(seen))
@@ -604,7 +605,7 @@ async def test_agents_need_no_thread_each(start: Start) -> None:
         for agent, id in zip(agents, ids, strict=True):
             assert (await agent.answer(id))["type"] == "sent"
         for agent in agents:
-            await agent.until(lambda agent=agent: agent.confirms)
+            await agent.until(lambda: agent.confirms)  # noqa: B023
         assert len(list(threads.iterdir())) < before + 100
 
 

@@ -190,7 +190,7 @@ def test_a_run_with_the_command_line(cli: Callable[..., Any], plane: fastness.Pl
 def test_a_run_starts_with_the_commit_that_acknowledges_a_message(plane: fastness.Plane) -> None:
     queue = plane.queue("orders")
     queue.put({"order": 17})
-    with queue.receive() as message:  # type: ignore[union-attr]
+    with queue.receive() as message:
         plane.atomic().ack(message).start_run("order", message.json()["order"], id="from-queue").commit()
     assert queue.stats().ready == 0
     assert plane.workflows.describe("from-queue").state == "running"

@@ -121,7 +121,7 @@ def shorten_waits(value: Any) -> Any:
     return [shorten_waits(each) for each in value] if isinstance(value, list) else value
 
 
-def use_existing_names(case: Case) -> None:
+def use_existing_names(case: Case[Any]) -> None:
     """Make the case refer to existing objects."""
     for mapping in (case.path_parameters, case.query, case.headers, case.body):
         if isinstance(mapping, MutableMapping):
@@ -137,7 +137,7 @@ def use_existing_names(case: Case) -> None:
         case.body.update(LEASES.pop())
 
 
-def check(case: Case, session: requests.Session) -> Response:
+def check(case: Case[Any], session: requests.Session) -> Response:
     body = shorten_waits(case.body)
     if body != case.body:
         case.body = body
@@ -178,7 +178,7 @@ def test_responses_conform_to_the_openapi_document(
     @seed(chosen)
     @options
     @given(case=operation.as_strategy(generation_mode=GenerationMode.POSITIVE), known=st.booleans())
-    def valid(case: Case, known: bool) -> None:
+    def valid(case: Case[Any], known: bool) -> None:
         if known:
             use_existing_names(case)
         statuses.append(check(case, session).status_code)
@@ -186,7 +186,7 @@ def test_responses_conform_to_the_openapi_document(
     @seed(chosen)
     @options
     @given(case=operation.as_strategy(generation_mode=GenerationMode.NEGATIVE))
-    def invalid(case: Case) -> None:
+    def invalid(case: Case[Any]) -> None:
         statuses.append(check(case, session).status_code)
 
     print(f"FASTNESS_SEED={chosen}")

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import websockets
 from websockets.sync.client import connect as connect_stream
+from websockets.typing import Origin
 
 import fastness
 from fastness import Plane
@@ -141,7 +142,8 @@ def test_with_the_log_format_json_a_start_that_fails_is_a_line_of_json(tmp_path:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 async def test_public_address_without_tokens_or_tls_is_refused_before_opening_data(host: str, tmp_path: Path) -> None:
-    for flags, word in (({}, "tokens are on"), ({"tokens": True}, "--insecure")):
+    cases: list[tuple[dict[str, Any], str]] = [({}, "tokens are on"), ({"tokens": True}, "--insecure")]
+    for flags, word in cases:
         with pytest.raises(InvalidArgument, match=word):
             await serve(Settings(data=f"dir:{tmp_path / 'data'}", host=host, port=0, **flags))
     assert not (tmp_path / "data").exists()
@@ -400,10 +402,10 @@ def test_the_documented_verbs_of_a_program_are_sufficient_and_no_more(
     assert ask("viewer", "/v1/queues/jobs/keys/k")["leased"] == 0
     assert ask("operator", "/v1/queues/jobs/keys/k/pause", {"seconds": 1})["key"] == "k"
     waiting, refused = put(), (403, "not_allowed")
+    update = {"op": "queues.update", "queue": "jobs", "id": waiting, "priority": 9}
     for program in ("producer", "worker", "viewer"):
         assert ask(program, f"/v1/queues/jobs/messages/{waiting}/cancel", {}) == refused
         assert ask(program, "/v1/queues/jobs/keys/k/pause", {"seconds": 1}) == refused
-        update = {"op": "queues.update", "queue": "jobs", "id": waiting, "priority": 9}
         assert ask(program, "/v1/call", update) == refused
     assert ask("operator", "/v1/call", update)["priority"] == 9
     assert ask("worker", f"/v1/queues/jobs/messages/{waiting}") == refused
@@ -415,7 +417,7 @@ def test_token_that_is_created_over_the_network_is_limited_by_its_maker(
 ) -> None:
     server = start(tokens=True)
     with server.plane(tokens["admin"]) as admin:
-        limits = {"ttl_seconds": 3_600.0, "rate_per_second": 500.0}
+        limits: dict[str, Any] = {"ttl_seconds": 3_600.0, "rate_per_second": 500.0}
         maker = admin.tokens.create("maker", universes="*", verbs="*", **limits)
     with server.plane(maker.token) as plane:
         made = plane.tokens.create("child", universes="*", verbs="*")
@@ -658,7 +660,10 @@ def test_frame_size_is_bounded(start: Callable[..., Server]) -> None:
 def test_web_page_cannot_call_a_server_without_tokens(start: Callable[..., Server]) -> None:
     server = start()
     url = server.url.replace("http", "ws", 1) + "/v1/stream"
-    with pytest.raises(websockets.InvalidStatus, match="403"), connect_stream(url, origin="https://evil.example"):
+    with (
+        pytest.raises(websockets.InvalidStatus, match="403"),
+        connect_stream(url, origin=Origin("https://evil.example")),
+    ):
         pass
     # DNS rebinding: the page's own host name points to this server.
     key = b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
@@ -404,7 +404,7 @@ def test_queues_are_listed_in_pages(every_sqs: Sqs) -> None:
     assert sorted(found["QueueUrls"]) == urls
     assert "NextToken" not in found
     listed: list[str] = []
-    sizes = []
+    sizes: list[int] = []
     token: dict[str, str] = {}
     while not sizes or token:
         page = every_sqs.call("ListQueues", QueueNamePrefix=prefix, MaxResults=2, **token)
@@ -612,7 +612,8 @@ def test_a_message_of_one_mebibyte_arrives_and_a_longer_one_is_refused(sqs: Sqs)
         queue.send(half + "x")
     with sqs.refused("InvalidParameterValue"):
         queue.send("y" * (rest + 1), MessageAttributes={"name": attribute})
-    for action in (lambda: queue.send(""), lambda: queue.send("x" * (2 * MEBIBYTE))):
+    actions: list[Callable[[], object]] = [lambda: queue.send(""), lambda: queue.send("x" * (2 * MEBIBYTE))]
+    for action in actions:
         with sqs.refused("InvalidParameterValue", "MissingParameter"):
             action()
     found = {message["Body"][0]: message for message in queue.receive_all(2, MessageAttributeNames=["All"])}

@@ -147,7 +147,8 @@ class PlaneServer:
         assert self._ready.wait(30)
 
     def open(self, url: str, options: Options) -> Served:
-        return self.run(self.open_async(url, options))
+        served: Served = self.run(self.open_async(url, options))
+        return served
 
     async def open_async(self, url: str, options: Options) -> Served:
         transport = await open_plane_async(url, options)
@@ -334,7 +335,4 @@ def on_disk_rotates(param: object) -> object:
 
 
 FOUND = {f"through_client_{name}": load(name) for name in MODULES}
-for _module in FOUND.values():
-    _tests = class_of(_module)
-    globals()[_tests.__name__] = _tests
-del _tests, _module
+globals().update({tests.__name__: tests for tests in map(class_of, FOUND.values())})
