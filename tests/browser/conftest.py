@@ -6,7 +6,7 @@ stays loaded. `fresh` and `noisy` are loaded by their test alone.
 
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pytest
@@ -80,15 +80,15 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
     finding = {"universe": "main", "world": "ledger", "height": 7, "reason": MARKUP}
     for job, findings in (("ingest", []), ("audit", [finding] * 2), ("report", [])):
         runs.started(job)
-        rows = {"journal": 1_234, "activity": 10}
-        runs.completed(JobResult(job=job, ok=not findings, rows=rows, seconds=75.0, findings=findings))
+        written = {"journal": 1_234, "activity": 10}
+        runs.completed(JobResult(job=job, ok=not findings, rows=written, seconds=75.0, findings=findings))
     return folder
 
 
 @pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory, reports: Path, lake: Path) -> Iterator[Server]:
     """A server with data for every page."""
-    flags = {"pipeline_reports": str(reports), "pipeline_lake": str(lake)}
+    flags: dict[str, Any] = {"pipeline_reports": str(reports), "pipeline_lake": str(lake)}
     running = Server(tmp_path_factory.mktemp("console"), **flags)
     with running.plane() as plane:
         add_data(plane)

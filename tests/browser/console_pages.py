@@ -5,10 +5,10 @@ import re
 import shutil
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import pytest
-from axe_playwright_python.base import AXE_SCRIPT, AxeResults
+from axe_playwright_python.base import AXE_SCRIPT, AxeResults  # type: ignore[import-untyped]
 from playwright.sync_api import Locator, Page, ViewportSize, expect
 
 from fastness import Plane
@@ -62,7 +62,7 @@ def add_data(plane: Plane) -> None:
     world = plane.world("ledger")
     world.create()
     world.append([{"event": MARKUP, "n": number} for number in range(100)], expected_head=0)
-    promise = {"promote": True, "receipt_horizon_height": 80, "manifest_hash": NO_MANIFEST}
+    promise: dict[str, Any] = {"promote": True, "receipt_horizon_height": 80, "manifest_hash": NO_MANIFEST}
     world.snapshots.commit({"n": 80}, height=80, **promise)
     world.compact(entries=20, margin=10)
     add_run(plane)

@@ -33,7 +33,8 @@ def used(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def _store_samples(tx: Transaction, now_ms: int) -> None:
     for number, minutes in enumerate(range(HOURS * 60, 0, -1)):
         at_ms = now_ms - minutes * 60_000
-        numbers = {"ready": 1_000 + number, "put": number * 60, "acked": number * 30, "oldest": _OLDEST_SECONDS}
+        numbers: dict[str, float] = {"ready": 1_000 + number, "put": number * 60, "acked": number * 30}
+        numbers["oldest"] = _OLDEST_SECONDS
         server = {"calls": number * 600, "errors": 0, "fenced": 0, "rejected": 0}
         sample = StoredSample(at_ms, 1, server, {"main": numbers}, {"main": {"invoices": numbers}})
         samples.store(tx, "local", sample, [0, 1] if minutes < 60 else [1])

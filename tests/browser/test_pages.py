@@ -112,11 +112,11 @@ def test_every_page_says_why_it_cannot_be_shown(noisy: Page, tmp_path: Path) -> 
         links = noisy.get_by_role("navigation", name="Pages").get_by_role("link")
         expect(links).to_have_text(["Overview"])
         names = {name.partition("/")[0] for name in PAGES} - {"overview", "reports"}
+        about = noisy.locator(".problem").get_by_role("link", name="About the error not_allowed")
         for name in sorted(names | {"queues/jobs", "mail/bob", "worlds/ledger", "runs/r-1"}):
             noisy.goto(f"{running.url}/console#/{name}")
             expect(noisy.locator(".problem")).to_contain_text("does not allow")
             expect(noisy.locator(".problem")).to_contain_text("Sign in with a token that allows it.")
-            about = noisy.locator(".problem").get_by_role("link", name="About the error not_allowed")
             expect(about).to_have_attribute("href", "docs/errors/not_allowed")
             expect(noisy.locator(".page table:visible")).to_have_count(0)  # Not an empty list.
         check_by_axe(noisy, "main")
@@ -415,7 +415,7 @@ def test_verbs_that_a_token_loses_while_a_page_is_open_are_refused(noisy: Page, 
 def test_mail_is_grouped_by_thread(untimed: Page, server: Server) -> None:
     page = untimed
     with server.plane() as plane:
-        kind = {"content_type": "application/json"}
+        kind: dict[str, Any] = {"content_type": "application/json"}
         for sender, thread, subject in (("ann", "t-1", "budget"), ("ann", "t-2", MARKUP), ("ben", "t-1", "Re: budget")):
             plane.mailbox(sender).send("team", json.dumps({"subject": subject}).encode(), correlation_id=thread, **kind)
         open_page(page, server, "mail/team")

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
+from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
 from playwright.sync_api import Browser, FrameLocator, Page, expect
 
 from fastness.pipeline.reports.facts import collect

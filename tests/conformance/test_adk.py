@@ -113,7 +113,7 @@ async def compare(plane: Plane | AsyncPlane, made: list[tuple[Any, ...]]) -> Non
     first = ("create", place, "1", {"a": 1})
     last = [("get", place, "1", None), ("list_all", place), ("list_all", ('shøp"', ""))]
     for number, call in enumerate([first, *made, *last]):
-        platform_time.set_time_provider(lambda seconds=number: float(seconds))
+        platform_time.set_time_provider(lambda: float(number))  # noqa: B023
         answers = [await answer(service, f"event {number}", *call) for service in (ours, theirs)]
         assert answers[0] == answers[1], call
 
@@ -174,9 +174,9 @@ def test_of_appends_at_once_to_copies_one_wins(framework_plane: Any) -> None:
     async def check() -> None:
         await begin(services[0])
         copies = [(service, await read(service)) for service in services * 2]
-        appends = [
-            service.append_event(copy, event(str(n), **{f"app_{n}": n})) for n, (service, copy) in enumerate(copies)
-        ]
+        states: list[dict[str, Any]] = [{f"app_{number}": number} for number in range(len(copies))]
+        events = [event(str(number), **state) for number, state in enumerate(states)]
+        appends = [service.append_event(copy, each) for (service, copy), each in zip(copies, events, strict=True)]
         results = await asyncio.gather(*appends, return_exceptions=True)
         [winner] = [number for number, result in enumerate(results) if isinstance(result, Event)]
         assert sum(isinstance(result, StaleSessionError) for result in results) == 3
@@ -214,7 +214,8 @@ def test_sessions_at_once_merge_the_states_of_their_user_and_app(framework_plane
     async def use(number: int) -> None:
         service = services[number % 2]
         session = await begin(service, str(number), **{f"user_c{number}": number})
-        await service.append_event(session, event(**{f"app_{number}": number, f"user_{number}": number}))
+        state: dict[str, Any] = {f"app_{number}": number, f"user_{number}": number}
+        await service.append_event(session, event(**state))
 
     async def check() -> None:
         await asyncio.gather(*map(use, range(8)))

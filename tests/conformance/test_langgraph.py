@@ -144,7 +144,7 @@ async def test_a_store_behaves_like_the_one_in_memory(place: tuple[str, str]) ->
         async with fastness.connect_async(url) if url.startswith("http") else fastness.open_async(url) as plane:
             store = FastnessStore(plane, **options)
             assert await asyncio.to_thread(used, store) == expected
-            assert (await store.aget(("items", "kind 1"), "01")).value["n"] == -1  # type: ignore[union-attr]
+            assert (await store.aget(("items", "kind 1"), "01")).value["n"] == -1
             assert len(await store.asearch((), limit=100)) == 34
     else:
         with fastness.connect(url) if url.startswith("http") else fastness.open(url) as plane:

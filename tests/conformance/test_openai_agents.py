@@ -107,7 +107,8 @@ def test_writers_at_once_lose_nothing_and_keep_the_items_of_a_call_together(fram
 
     async def check() -> list[str]:
         await asyncio.gather(*(add(writer, plane) for writer, plane in enumerate(planes)))
-        return [found["content"] for found in await FastnessSession(planes[0], "7").get_items()]
+        items: list[Any] = await FastnessSession(planes[0], "7").get_items()
+        return [found["content"] for found in items]
 
     found = framework_plane.run(check())
     assert sorted(found) == sorted(
@@ -224,6 +225,7 @@ async def test_a_run_reads_what_earlier_runs_have_added() -> None:
         for question in ("How is it in Kiel?", "Thanks!"):
             session = FastnessSession(plane, "7")
             await Runner.run(agent, question, session=session, run_config=RunConfig(tracing_disabled=True))
-        kinds = [found.get("type", found.get("role")) for found in await session.get_items()]
+        items = await FastnessSession(plane, "7").get_items()
+        kinds = [found.get("type", found.get("role")) for found in items]
     assert kinds == ["user", "function_call", "function_call_output", "message", "user", "message"]
     assert [found.get("output") for found in model.calls[2].input if "output" in found] == ["sunny in Kiel"]

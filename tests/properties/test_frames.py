@@ -153,7 +153,7 @@ def test_short_messages_bypass_websockets(size: int) -> None:
 
 
 def test_short_messages_bypass_websockets_after_a_long_one() -> None:
-    socket = Socket(alone=False)
+    socket, before = Socket(alone=False), 0
     for data in (frame(Opcode.PING, b""), frame(Opcode.BINARY, b"z" * 70_000), frame(Opcode.TEXT, b"short")):
         before = socket.read_here
         socket.data_received(data)

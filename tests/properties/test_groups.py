@@ -440,7 +440,8 @@ class Groups(RuleBasedStateMachine):
         """Leased messages stay, and keep their groups locked."""
         if not purged:
             return
-        model, after, removed = self.models[self.jobs], b"", 0
+        model, removed = self.models[self.jobs], 0
+        after: bytes | None = b""
         while after is not None:
             removed_now, after = self.database.transact(queues.purge, self.jobs, after=after, limit=limit)
             removed += removed_now

@@ -1,5 +1,6 @@
 """The checkers, compared with systems that are correct by construction and with a brute-force oracle."""
 
+from collections.abc import Callable
 from itertools import permutations
 from typing import Any
 
@@ -20,6 +21,7 @@ from fastness.testing.histories import (
     check_register,
 )
 
+Call = tuple[str, Any, Any, Outcome]  # Its kind, argument, result and outcome.
 CLIENTS = ["ada", "bob", "cem", "dee", "eve"]
 VALUES = st.integers(0, 3)
 CALLS = st.one_of(
@@ -50,9 +52,11 @@ def run(data: st.DataObject, calls: list[tuple[str, Any]]) -> tuple[History, dic
 
     A lost call may take effect after its client has continued, or never.
     """
-    history, register = History(), {}
-    todo = list(reversed(calls))
-    idle, invoked, applied, delayed = list(CLIENTS), [], [], []
+    history, todo, idle = History(), list(reversed(calls)), list(CLIENTS)
+    register: dict[str, Any] = {}
+    invoked: list[Operation] = []
+    applied: list[tuple[Operation, Any]] = []
+    delayed: list[Operation] = []
     while todo or invoked or applied:
         steps = ["invoke"] * bool(todo and idle) + ["apply", "fail", "lose"] * bool(invoked)
         steps += ["return"] * bool(applied) + ["apply late"] * bool(delayed)
@@ -84,30 +88,30 @@ def run(data: st.DataObject, calls: list[tuple[str, Any]]) -> tuple[History, dic
 
 
 @given(st.data(), st.lists(CALLS, max_size=30))
-def test_answers_of_an_atomic_register_pass(data, calls):
+def test_answers_of_an_atomic_register_pass(data: st.DataObject, calls: list[tuple[str, Any]]) -> None:
     history, _ = run(data, calls)
     check_register(history, "k", initial=0)
 
 
 @given(st.data(), st.lists(CALLS, max_size=30))
-def test_the_final_value_of_an_atomic_register_passes(data, calls):
+def test_the_final_value_of_an_atomic_register_passes(data: st.DataObject, calls: list[tuple[str, Any]]) -> None:
     history, register = run(data, calls)
     check_nothing_lost(history, register)
 
 
 @given(st.data(), st.lists(st.sampled_from([None, 1, 2, 5]), max_size=30))
-def test_answers_of_an_atomic_counter_pass(data, amounts):
+def test_answers_of_an_atomic_counter_pass(data: st.DataObject, amounts: list[int | None]) -> None:
     history, register = run(data, [("increment", amount) for amount in amounts])
     check_counter(history, "k", final=register.get("k", 0))
 
 
 @given(st.data(), st.integers(0, 30))
-def test_answers_of_an_atomic_fence_pass(data, count):
+def test_answers_of_an_atomic_fence_pass(data: st.DataObject, count: int) -> None:
     history, _ = run(data, [("acquire", None)] * count)
     check_fences(history, "k")
 
 
-def history_of(operations: list[tuple[str, Any, Any, Outcome]], positions: list[int]) -> History:
+def history_of(operations: list[Call], positions: list[int]) -> History:
     """A history in which `positions` has the index of each operation twice: where it begins and where it ends."""
     history, running = History(), {}
     for index in positions:
@@ -124,7 +128,7 @@ def history_of(operations: list[tuple[str, Any, Any, Outcome]], positions: list[
 
 
 @st.composite
-def arbitrary_histories(draw, calls, count_max):
+def arbitrary_histories(draw: st.DrawFn, calls: st.SearchStrategy[Call], count_max: int) -> History:
     """Any answers to any operations in any interleaving; most are invalid."""
     operations = draw(st.lists(calls, min_size=1, max_size=count_max))
     positions = draw(st.permutations([index for index in range(len(operations)) for _ in range(2)]))
@@ -166,7 +170,7 @@ def has_valid_order(history: History, final: int | None = None) -> bool:
     )
 
 
-def passes(check, *args, **kwargs) -> bool:
+def passes(check: Callable[..., object], *args: Any, **kwargs: Any) -> bool:
     try:
         check(*args, **kwargs)
     except Violation:
@@ -176,19 +180,19 @@ def passes(check, *args, **kwargs) -> bool:
 
 @settings(max_examples=600, deadline=None)
 @given(arbitrary_histories(ARBITRARY_REGISTER_CALLS, 6))
-def test_the_register_checker_and_the_oracle_agree_on_any_history(history):
+def test_the_register_checker_and_the_oracle_agree_on_any_history(history: History) -> None:
     assert passes(check_register, history, "k", 0) == has_valid_order(history)
 
 
 @settings(max_examples=400, deadline=None)
 @given(arbitrary_histories(ARBITRARY_INCREMENTS, 5), st.none() | st.integers(0, 6))
-def test_the_counter_checker_and_the_oracle_agree_on_any_history(history, final):
+def test_the_counter_checker_and_the_oracle_agree_on_any_history(history: History, final: int | None) -> None:
     assert passes(check_counter, history, "k", final=final) == has_valid_order(history, final)
 
 
 @settings(max_examples=300, deadline=None)
 @given(arbitrary_histories(ARBITRARY_REGISTER_CALLS, 6))
-def test_the_operations_of_a_violation_are_contradictory_by_themselves(history):
+def test_the_operations_of_a_violation_are_contradictory_by_themselves(history: History) -> None:
     try:
         check_register(history, "k", 0)
     except Violation as violation:
@@ -202,7 +206,9 @@ def test_the_operations_of_a_violation_are_contradictory_by_themselves(history):
 def count_without_loss(data: st.DataObject, count: int) -> History:
     """A history of `count` increments with the answers 1 to `count`, in an order that real time allows."""
     history, value = History(), 0
-    invoked, applied, idle = [], [], list(CLIENTS)
+    idle = list(CLIENTS)
+    invoked: list[Operation] = []
+    applied: list[tuple[Operation, int]] = []
     while count or invoked or applied:
         steps = ["invoke"] * bool(count and idle) + ["apply"] * bool(invoked) + ["return"] * bool(applied)
         step = data.draw(st.sampled_from(steps))
@@ -220,7 +226,7 @@ def count_without_loss(data: st.DataObject, count: int) -> History:
 
 
 @given(st.data(), st.integers(1, 25), st.integers(-30, 30).filter(bool))
-def test_one_corrupted_answer_of_a_counter_is_always_found(data, count, error):
+def test_one_corrupted_answer_of_a_counter_is_always_found(data: st.DataObject, count: int, error: int) -> None:
     history = count_without_loss(data, count)
     answers = [operation for operation in history.operations if operation.outcome is Outcome.OK]
     corrupted = data.draw(st.sampled_from(answers))
@@ -230,7 +236,7 @@ def test_one_corrupted_answer_of_a_counter_is_always_found(data, count, error):
 
 
 @given(st.data(), st.lists(CALLS, max_size=10))
-def test_equal_histories_have_equal_digests(data, calls):
+def test_equal_histories_have_equal_digests(data: st.DataObject, calls: list[tuple[str, Any]]) -> None:
     history, _ = run(data, calls)
     copy = History()
     copy._operations = {operation.invoked: operation for operation in history.operations}

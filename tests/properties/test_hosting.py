@@ -392,7 +392,7 @@ class Hosts(RuleBasedStateMachine):
             values = [(kind, cbor2.loads(value)) for kind, value in decoded]
             found = [[each["seq"], int(each["command"])] if kind == "ingress" else each for kind, each in values]
             assert found == world.journal
-            asides = {each.sequence: int(each.item.command) for each in turns.aside(tx, key, after=None, limit=100)}  # type: ignore[union-attr]
+            asides = {each.sequence: int(each.item.command) for each in turns.aside(tx, key, after=None, limit=100)}
             assert asides == world.aside
             pending = effects.page(tx, self.universe, name, after="", limit=1_000).effects
             assert {(each.height, each.number) for each in pending} == world.effects

@@ -296,7 +296,7 @@ class Jobs(RuleBasedStateMachine):
         job = self.jobs[receipt.id] = Job(receipt.id, new, next(self.numbers), new.priority)
         if new.unique_key is not None:
             self.unique[new.unique_key] = (job.id, self.now_ms + 100 if new.unique_until == 0.1 else 0)
-        self.insert(job, round(new.delay_seconds * 1_000), newest=True)
+        self.insert(job, round((new.delay_seconds or 0.0) * 1_000), newest=True)
 
     @rule(key=st.sampled_from([None, "a"]), debounce=st.sampled_from(["d", "e"]), body=st.binary(max_size=2_000))
     @precondition(lambda self: len(self.at(*WAITS, "leased")) < LIVE_MAX)

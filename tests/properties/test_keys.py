@@ -124,7 +124,7 @@ garbage = st.recursive(
     | st.integers(max_value=-BOUND)
     | st.builds(object)
     | st.builds(bytearray, st.binary())
-    | st.builds(memoryview, st.binary())
+    | st.builds(memoryview, st.binary())  # type: ignore[arg-type]
     | st.builds(IntSubclass),
     lambda inner: (
         st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(st.text(), inner) | inner.map(lambda x: (x,))

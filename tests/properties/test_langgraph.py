@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from langgraph.checkpoint.base import ERROR, RESUME, empty_checkpoint
+from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.checkpoint.serde.types import _DeltaSnapshot
+from langgraph.checkpoint.serde.types import ERROR, RESUME, _DeltaSnapshot
 from langgraph.store.base import Item
 from langgraph.store.memory import InMemoryStore
 
@@ -138,7 +138,7 @@ def test_the_saver_behaves_like_the_one_in_memory(plane: Plane, steps: list[Any]
     for kind, *arguments in steps:
         if kind == "put":
             place, values, is_input = arguments
-            new = {name: next(versions) for name in values}
+            new: dict[str, str | int | float] = {name: next(versions) for name in values}
             checkpoint: Any = {**empty_checkpoint(), "channel_values": values, "channel_versions": new}
             metadata: Any = {"source": "input" if is_input else "loop", "step": len(ids.get(place, ()))}
             one, other = (saver.put(config(place, -1), checkpoint, metadata, new) for saver in savers)
@@ -155,8 +155,8 @@ def test_the_saver_behaves_like_the_one_in_memory(plane: Plane, steps: list[Any]
         elif kind == "list":
             place, wanted, before, limit = arguments
             options: Any = {"filter": wanted, "before": config(place, before), "limit": limit}
-            one, other = ([compared(found) for found in saver.list(config(place), **options)] for saver in savers)
-            assert one == other
+            listed = [[compared(found) for found in saver.list(config(place), **options)] for saver in savers]
+            assert listed[0] == listed[1]
         else:
             for place in [place for place in ids if place[0] == arguments[0]]:
                 del ids[place]

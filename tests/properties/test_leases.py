@@ -120,7 +120,9 @@ class Leases(RuleBasedStateMachine):
         is_held = last is not None and last.still_held(self.clock.now_ms()) and last.owner != owner
         assert isinstance(lost.value, LeaseHeld) == is_held
         if not is_held:
-            self.was_granted(key, self.database.read(leases.last_grant, self.lease(key)), owner, ttl_ms, None)
+            granted = self.database.read(leases.last_grant, self.lease(key))
+            assert granted is not None
+            self.was_granted(key, granted, owner, ttl_ms, None)
 
     @rule(
         key=keys,

@@ -11,6 +11,7 @@ from functools import partial
 from importlib import import_module
 from itertools import accumulate, count, repeat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import strategies as st
@@ -426,7 +427,7 @@ class Mailboxes(RuleBasedStateMachine):
             found = self.database.read(mailboxes.peek, self.address(agent), after=after, limit=limit)
         else:
             expected = self.model.deliver(agent, after, limit, session=False)
-            options = {"after": after, "limit": limit}
+            options: dict[str, Any] = {"after": after, "limit": limit}
             found, live_from = self.database.transact(mailboxes.deliver, self.address(agent), **options)
             assert live_from is None
         assert found == [self.envelope(agent, mail) for mail in expected]

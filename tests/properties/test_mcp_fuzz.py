@@ -65,7 +65,7 @@ class Peer:
 
     def start(self, revision: str, tool: str, arguments: Json) -> dict[str, Any]:
         """The JSON-RPC answer to a call of an exposed tool as a task. The text "1e999" is sent as that number."""
-        capabilities = {"extensions": {EXTENSION: {}}}
+        capabilities: dict[str, Any] = {"extensions": {EXTENSION: {}}}
         as_task = {"task": {}} if revision == LEGACY else {"_meta": META | {_CAPABILITIES: capabilities}}
         params = {"name": tool, "arguments": arguments} | as_task
         message = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params})
@@ -81,7 +81,7 @@ def answer_of(response: httpx2.Response) -> dict[str, Any]:
     if response.headers.get("content-type", "").startswith("text/event-stream"):
         data = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: {")]
         return json.loads(data[-1])  # type: ignore[no-any-return]
-    return response.json() if response.text else {}  # type: ignore[no-any-return]
+    return response.json() if response.text else {}
 
 
 def check_answer(answer: dict[str, Any], tool: str) -> None:

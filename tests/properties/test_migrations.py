@@ -3,6 +3,7 @@
 Queue counters of several writers are among the keys; they must be merged into one record with their sums.
 """
 
+from typing import Any
 from unittest import mock
 
 from hypothesis import given, settings
@@ -88,7 +89,7 @@ def test_the_target_equals_the_source_after_any_interruptions(
     batch: int,
     span: int,
 ) -> None:
-    sizes = {"MIGRATION_BATCH_PAIRS": batch, "MIGRATION_RANGE_PAIRS": span, "MIGRATION_PAGE_PAIRS": 3}
+    sizes: dict[str, Any] = {"MIGRATION_BATCH_PAIRS": batch, "MIGRATION_RANGE_PAIRS": span, "MIGRATION_PAGE_PAIRS": 3}
     with MemoryDatabase() as source, MemoryDatabase() as target, mock.patch.multiple(moving, **sizes):
         source.transact(changed, pairs)
         for steps, changes in interruptions:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count, repeat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import strategies as st
@@ -84,7 +85,7 @@ class Retention(RuleBasedStateMachine):
         if not self.proofs:
             return
         proof = self.proofs[pick % len(self.proofs)]
-        options = {"counts": how == "nack", "delay_seconds": 0.0} if how in ("nack", "defer") else {}
+        options: dict[str, Any] = {"counts": how == "nack", "delay_seconds": 0.0} if how in ("nack", "defer") else {}
         work = queues.nack if options else getattr(queues, how)
         try:
             self.database.transact(work, self.queue, proof, **options)

@@ -344,7 +344,7 @@ reasons: dict[str, st.SearchStrategy[str | None]] = {
     "traceback": st.sampled_from((None, "Traceback (most recent call last): …")),
 }
 delays = st.sampled_from((0.0, 0.001, 0.5, 5.0))
-outcomes = st.one_of(
+outcomes: st.SearchStrategy[tuple[str, dict[str, Any]]] = st.one_of(
     st.just(("ack", {})),
     st.fixed_dictionaries({"counts": st.booleans(), **reasons}).map(lambda options: ("nack", options)),
     st.fixed_dictionaries({"delay_seconds": delays, "counts": st.booleans()}).map(lambda options: ("nack", options)),
@@ -518,6 +518,7 @@ class Queues(RuleBasedStateMachine):
             self.ack_by_position(queue, shown, then_lease=how == "ack and lease")
             return
         ack = how == "ack"
+        outcomes: list[Any]
         if ack:
             outcomes = self.database.transact(queues.ack_many, queue, [*shown, strange])
         else:
@@ -583,7 +584,7 @@ class Queues(RuleBasedStateMachine):
     def delay_ms(self, queue: QueueKey, message: ModelMessage, options: dict[str, Any]) -> int:
         """The delay of a failure: the given one, or the stored back-off, which the policy bounds."""
         if "delay_seconds" in options:
-            return round(options["delay_seconds"] * 1_000)
+            return round(float(options["delay_seconds"]) * 1_000)
         shortest, longest = self.model.back_off_ms(self.model_queue(queue), message)
         delayed = self.database.read(
             lambda tx: tx.get(queues.keys_of(queue).delayed_key(stored_messages.parse_id(message.id)))

@@ -186,7 +186,7 @@ class SqsMachine(RuleBasedStateMachine):
         assert not sent.get("Failed")
         by_id = {each["Id"]: each for each in sent["Successful"]}
         for number, entry in enumerate(entries):
-            self.check_send(lambda answer=by_id[str(number)]: answer, *entry)
+            self.check_send(lambda: by_id[str(number)], *entry)  # noqa: B023
 
     def entry(self, body: str, delay: int | None, group: str, deduplication: str | None) -> dict[str, Any]:
         parameters: dict[str, Any] = {"MessageBody": body}

@@ -127,7 +127,7 @@ class Lives(RuleBasedStateMachine):
             self.crashing(fail_at).drain(limit=2)
         except Crash:
             after = self.world.inbox.cursor()
-            drained = 0 if after == before else after - (-1 if before is None else before)
+            drained = (-1 if after is None else after) - (-1 if before is None else before)
         else:
             drained = min(2, len(self.waiting))
         self.drained(head, drained)

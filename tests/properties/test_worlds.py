@@ -24,7 +24,7 @@ from fastness.wire.canonical import canonical
 from fastness.wire.inboxes import Control, DomainEvent, EffectReceipt, InboundMessage, InboxItem, TimerFired
 
 BATCH_BYTES_MAX = 262_144
-DEFAULTS = {
+DEFAULTS: dict[str, Any] = {
     "key": None,
     "headers": {},
     "payload": b"",

@@ -125,6 +125,6 @@ def test_the_wheel_and_the_sdist_install_and_work(version: str, kind: str, wheel
 def test_every_extra_resolves(version: str, wheel: Path, tmp_path: Path) -> None:
     python = interpreter(version)
     subprocess.run([python, "-m", "venv", tmp_path / "venv"], check=True)
-    command = [tmp_path / "venv/bin/python", "-m", "pip", "install", "--quiet", "--dry-run", f"{wheel}[all]"]
+    command = [str(tmp_path / "venv/bin/python"), "-m", "pip", "install", "--quiet", "--dry-run", f"{wheel}[all]"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

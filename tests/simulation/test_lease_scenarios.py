@@ -17,7 +17,7 @@ from fastness.testing import lease_scenarios
 from fastness.testing.faults import FaultyDatabase
 from fastness.testing.histories import Outcome, Violation
 from fastness.testing.scenarios import Scenario, play
-from fastness.testing.simulation import Rates
+from fastness.testing.simulation import Client, Rates
 from fastness.tiers import Tier
 from fastness.wire.leases import LeaseProof
 from tests.support.depth import Depth
@@ -146,13 +146,13 @@ def test_a_state_that_is_writable_without_its_lease_is_found(monkeypatch: pytest
 
 def test_a_fence_returned_before_it_is_durable_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fence is durable before it is returned to its holder."""
-    transact = lease_scenarios.Client.transact
+    transact = Client.transact
 
     def hasty(self: Any, work: Any, *args: Any, tier: Tier = Tier.CRITICAL, may_lose: bool = False) -> Any:
         tier = Tier.IMPORTANT if work is lease_scenarios._acquire else tier
         return transact(self, work, *args, tier=tier, may_lose=may_lose)
 
-    monkeypatch.setattr(lease_scenarios.Client, "transact", hasty)
+    monkeypatch.setattr(Client, "transact", hasty)
     with pytest.raises(Violation):
         for seed in range(50):
             play(lease_scenarios.leases, seed, rates=Rates(power=0.05))

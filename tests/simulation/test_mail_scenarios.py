@@ -221,10 +221,8 @@ def a_full_mailbox_drops_new_mail(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_mailbox_has_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy_of = sending.policy_of
-
     def boundless(tx: Transaction, universe: str) -> MailPolicy:
-        return msgspec.structs.replace(policy_of(tx, universe), pending_max=1_000)
+        return msgspec.structs.replace(mailbox_keys.policy_of(tx, universe), pending_max=1_000)
 
     monkeypatch.setattr(sending, "policy_of", boundless)
 
@@ -269,7 +267,7 @@ def expired_mail_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
         def __getattr__(self, name: str) -> Any:
             return getattr(self._tx, name)
 
-    monkeypatch.setattr(reading, "_read", lambda tx, *args, **options: read(Early(tx), *args, **options))
+    monkeypatch.setattr(reading, "_read", lambda tx, *args, **options: read(Early(tx), *args, **options))  # type: ignore[arg-type]
 
 
 def a_sweep_removes_unexpired_mail(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from fastness.testing.faults import FaultyDatabase
 from fastness.testing.histories import Violation, check_all_fences
 from fastness.testing.scenarios import SCENARIOS, Check, Scenario, play
 from fastness.testing.simulation import Client, Rates, Simulation
+from fastness.testing.world_scenarios import worlds
 from fastness.tiers import Tier
 from tests.support.depth import Depth
 
@@ -117,9 +118,9 @@ class HalfCommits(MemoryDatabase):
         (ReadsThePast, scenarios.registers),
         (ReadsThePast, scenarios.fences),
         (HalfCommits, scenarios.transfers),
-        (HalfCommits, scenarios.worlds),
-        (ForgetsCommits, scenarios.worlds),
-        (ReadsThePast, scenarios.worlds),
+        (HalfCommits, worlds),
+        (ForgetsCommits, worlds),
+        (ReadsThePast, worlds),
     ],
 )
 def test_a_broken_database_is_found(broken: type[MemoryDatabase], scenario: Scenario) -> None:
