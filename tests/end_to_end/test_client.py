@@ -590,7 +590,7 @@ async def test_a_cancelled_acquire_releases_its_lease(server: Server, name: str)
         with pytest.raises(asyncio.CancelledError):
             await acquiring
         await held.release()
-        assert await plane.lease(name).acquire("carl", wait_seconds=PATIENCE_SECONDS)
+        assert (await plane.lease(name).acquire("carl", wait_seconds=PATIENCE_SECONDS)).owner == "carl"
 
 
 async def test_a_closed_client_no_longer_waits_as_a_consumer(server: Server, name: str) -> None:
