@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -109,7 +110,7 @@ def test_the_flusher_writes_without_a_call_of_flush(open_log: Open, folder: Path
     log = open_log(start_flusher=True)
     for number in range(3):
         log.log("main", "s", {"number": number})
-        eventually(lambda wanted=number + 1: log.stats().written == wanted)
+        eventually(lambda: log.stats().written == number + 1)  # noqa: B023
     (path,) = folder.glob("main/*")
     assert [each["record"]["number"] for each in lines(path)[1:]] == [0, 1, 2]
 
@@ -198,7 +199,7 @@ def test_threads_of_one_session_share_its_numbers_without_a_gap(open_log: Open, 
         for number in range(2_000):
             session.log({"thread": thread, "number": number})
 
-    run_all([lambda thread=thread: work(thread) for thread in range(4)])
+    run_all([partial(work, thread) for thread in range(4)])
     found = everything(log)
     assert [each.position.n for each in found] == list(range(8_000))
     for thread in range(4):
@@ -218,8 +219,13 @@ def test_sessions_do_not_wait_for_each_other(log: ActivityLog) -> None:
     """A session that is blocked while logging or writing does not block another."""
     stuck, free = log.session("main", "stuck", "k"), log.session("main", "free", "k")
     stuck.log({})
+
+    def log_and_write() -> None:
+        free.log({})
+        free.write()
+
     with stuck._lock, stuck._writing:
-        done = threading.Thread(target=lambda: (free.log({}), free.write()))
+        done = threading.Thread(target=log_and_write)
         done.start()
         done.join(30)
         assert not done.is_alive()
@@ -338,7 +344,7 @@ def test_ending_sessions_while_logging_loses_nothing(open_log: Open) -> None:
             kept.log({"thread": thread, "number": number})
             log.log("main", "s", {"thread": thread, "number": number}, kind="k")
 
-    run_all([lambda thread=thread: work(thread) for thread in range(3)])
+    run_all([partial(work, thread) for thread in range(3)])
     done.set()
     ending.join()
     found = [(value["thread"], value["number"]) for value in values(everything(log))]
@@ -669,9 +675,9 @@ def test_records_accepted_during_close_are_written(open_log: Open) -> None:
     for thread in threads:
         thread.join()
     again = open_log()
-    for thread in range(3):
-        found = [value["number"] for value in values(everything(again, session=f"s{thread}"))]
-        assert found == list(range(accepted[thread]))
+    for number in range(3):
+        found = [value["number"] for value in values(everything(again, session=f"s{number}"))]
+        assert found == list(range(accepted[number]))
 
 
 def test_files_of_a_dead_process_are_rotated_when_the_log_is_opened(open_log: Open, folder: Path) -> None:

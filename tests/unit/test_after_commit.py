@@ -68,7 +68,7 @@ def test_events_that_cannot_be_written_are_bounded(
     jobs = plane.queue("jobs")
     for _ in range(20):
         jobs.put(b"x")
-    assert len(plane._transport.services.events._waiting) <= 8
+    assert len(plane._transport.services.events._waiting) <= 8  # type: ignore[attr-defined]
     assert jobs.stats().ready == 20
     no_threads()
 
@@ -76,7 +76,7 @@ def test_events_that_cannot_be_written_are_bounded(
 def test_calls_are_accepted_when_no_thread_can_remove_expired_keys(
     plane: Plane, no_threads: Callable[[], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    detector = RepeatDetector(plane._transport.services.database, lambda: 0, shared=False)
+    detector = RepeatDetector(plane._transport.services.database, lambda: 0, shared=False)  # type: ignore[attr-defined]
     with caplog.at_level(logging.WARNING, "fastness.idempotency"):
         assert detector.received(again=False)()
         assert detector.received(again=False)()
@@ -90,7 +90,7 @@ def test_a_failing_commit_listener_does_not_fail_the_commit(plane: Plane, caplog
     def fail(keys: Collection[bytes], ranges: Collection[Any]) -> None:
         raise ValueError("on purpose")
 
-    database = plane._transport.services.database
+    database = plane._transport.services.database  # type: ignore[attr-defined]
     stops = [database.subscribe(fail), database.subscribe(lambda keys, ranges: key_counts.append(len(keys)))]
     with database.watch(b"") as watch, caplog.at_level(logging.ERROR, "fastness.watches"):
         plane.queue("jobs").put(b"x")
@@ -105,7 +105,7 @@ def test_a_failing_commit_listener_does_not_fail_the_commit(plane: Plane, caplog
 def test_an_entity_is_written_although_its_session_log_ended_meanwhile(
     plane: Plane, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    parts = plane._transport.services
+    parts = plane._transport.services  # type: ignore[attr-defined]
     commit = parts.database._commit
 
     def end_session_and_commit(tx: Any) -> None:

@@ -205,7 +205,7 @@ def test_no_secret_or_payload_is_in_the_audit_log() -> None:
             }
             listed |= {"program"}
             request = sample(kind, SECRET)
-            plain = {name: "name" for name in named if isinstance(getattr(request, name, None), str)}
+            plain: dict[str, Any] = {name: "name" for name in named if isinstance(getattr(request, name, None), str)}
             plain |= {
                 name: "x" if isinstance(getattr(request, name), str) else ["x"]
                 for name in listed
@@ -310,12 +310,12 @@ def test_without_an_entry_there_is_no_action(monkeypatch: pytest.MonkeyPatch) ->
         def fail(*args: Any) -> None:
             raise DatabaseFailed("The disk is gone")
 
-        monkeypatch.setattr(audit.audit, "begin", fail)
+        monkeypatch.setattr(layer, "begin", fail)
         with pytest.raises(DatabaseFailed):
             await call_audited(transport, AllowAll(), PurgeQueue("jobs"), act)
         assert not acted
         monkeypatch.undo()
-        monkeypatch.setattr(audit.audit, "finish", fail)
+        monkeypatch.setattr(layer, "finish", fail)
         await call_audited(transport, AllowAll(), PurgeQueue("jobs"), act)  # What was done is not reported as failed.
         assert acted
         assert page_of(transport.services.database)[0].outcome == "started"

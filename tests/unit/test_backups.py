@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -31,8 +31,8 @@ def plane(tmp_path: Path) -> Iterator[Plane]:
         world = plane.world("ada")
         world.create()
         world.append(list(range(100)), expected_head=0)
-        whole = {"receipt_horizon_height": 100, "manifest_hash": world.snapshots.baseline().manifest_hash}
-        world.snapshots.commit({"n": 1}, height=100, promote=True, **whole)
+        manifest = world.snapshots.baseline().manifest_hash
+        world.snapshots.commit({"n": 1}, height=100, promote=True, receipt_horizon_height=100, manifest_hash=manifest)
         assert world.compact(entries=16, margin=10).segments == 5
         plane.blobs.put(LARGE)
         plane.blobs.put(b"small")
@@ -75,7 +75,7 @@ def test_a_backup_is_a_snapshot_and_does_not_change(plane: Plane, tmp_path: Path
     plane.blobs.put(LARGE * 2)
     for number in range(3):
         plane.transact(lambda tx, number=number: [tx.put(b"%d %d" % (number, n), bytes(1_000)) for n in range(2_000)])
-        plane._transport.services.database.flush_tables()
+        plane._transport.services.database.flush_tables()  # type: ignore[attr-defined]
     after = {
         file: b"".join(plane.backups.open(checkpoint.id, file.path)) for file in plane.backups.files(checkpoint.id)
     }
@@ -211,7 +211,7 @@ def test_health_checks_find_damage(plane: Plane, tmp_path: Path) -> None:
 
 
 def test_a_world_deleted_during_a_check_is_not_damage(plane: Plane) -> None:
-    seen = plane._transport.backups._checkpoints.run_checks(deep=False)
+    seen = plane._transport.backups._checkpoints.run_checks(deep=False)  # type: ignore[attr-defined]
     lines = seen._lines
     assert next(line for line in lines if line.seen is not None and line.seen.name == "blobs").seen is not None
     plane.world("ada").archive()
@@ -224,6 +224,7 @@ def test_an_interrupted_check_leaves_no_checkpoint(
 ) -> None:
     monkeypatch.setattr("fastness.runtime.maintenance.checkpoints.STREAMED_LINES_MAX", 1)
     listing = plane.backups.examine()
+    assert isinstance(listing, Generator)
     next(listing)
     assert len(checkpoints(tmp_path)) == 1
     listing.close()

@@ -39,7 +39,7 @@ def put(tx: Transaction, number: int) -> int:
 
 async def test_calls_of_one_tick_share_a_transaction() -> None:
     with Slow() as database:
-        gathering = CallBatcher(database, lambda events: None)
+        gathering: Any = CallBatcher(database, lambda events: None)
         outcomes = await asyncio.gather(*(gathering.call(put, number) for number in range(50)), return_exceptions=True)
         assert [number for number, outcome in enumerate(outcomes) if outcome == number] == [
             number for number in range(50) if number % 7 != 3
@@ -58,7 +58,8 @@ async def test_the_events_of_a_cancelled_caller_are_published() -> None:
         tx.emit("noted", number)
 
     with Slow() as database:
-        caller = asyncio.create_task(CallBatcher(database, published.extend).call(emit, 1))
+        gathering: Any = CallBatcher(database, published.extend)
+        caller = asyncio.create_task(gathering.call(emit, 1))
         while not database.commits:
             await asyncio.sleep(0)
         caller.cancel()
@@ -81,7 +82,7 @@ def test_an_unexpected_error_ends_a_batch_unless_it_is_caught() -> None:
 
 async def test_a_single_call_does_not_wait() -> None:
     with Slow() as database:
-        gathering = CallBatcher(database, lambda events: None)
+        gathering: Any = CallBatcher(database, lambda events: None)
         for number in (0, 1, 2):
             assert await gathering.call(put, number) == number
         assert database.commits == 3
@@ -125,7 +126,7 @@ async def test_a_failed_commit_raises_for_every_call_of_its_batch() -> None:
 
 async def test_a_cancelled_caller_does_not_affect_the_others() -> None:
     with Slow() as database:
-        gathering = CallBatcher(database, lambda events: None)
+        gathering: Any = CallBatcher(database, lambda events: None)
         tasks = [asyncio.create_task(gathering.call(put, number)) for number in range(3)]
         await asyncio.sleep(0)
         tasks[1].cancel()
@@ -137,7 +138,7 @@ async def test_a_cancelled_caller_does_not_affect_the_others() -> None:
 async def test_a_large_batch_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastness.kv.batch.BATCH_WRITE_BYTES_MAX", 1_000)
     with Slow() as database:
-        gathering = CallBatcher(database, lambda events: None)
+        gathering: Any = CallBatcher(database, lambda events: None)
         numbers = [number for number in range(60) if number % 7 != 3]
         assert await asyncio.gather(*(gathering.call(put, number) for number in numbers)) == numbers
         assert database.commits > 3
@@ -156,7 +157,7 @@ def test_a_function_that_raises_after_a_write_leaves_nothing() -> None:
         return number
 
     with fastness.open("memory:") as plane:
-        database = plane._transport.services.database
+        database = plane._transport.services.database  # type: ignore[attr-defined]
         works = [(work, number) for number in (1, 2, 3)]
         outcomes, events = database.transact(lambda tx: (run_batch(tx, works), tx.events))
         assert [type(outcome) for outcome in outcomes] == [int, InvalidArgument, int]
@@ -176,7 +177,8 @@ def test_a_function_that_raises_before_writing_does_not_rerun_the_batch() -> Non
         return number
 
     with fastness.open("memory:") as plane:
-        outcomes = plane._transport.services.database.transact(run_batch, [(work, number) for number in (1, 2, 3)])
+        database = plane._transport.services.database  # type: ignore[attr-defined]
+        outcomes = database.transact(run_batch, [(work, number) for number in (1, 2, 3)])
         assert [type(outcome) for outcome in outcomes] == [int, InvalidArgument, int]
         assert runs == [1, 2, 3]
 
@@ -195,7 +197,7 @@ def test_an_atomic_list_that_fails_does_not_rerun_the_batch() -> None:
         tx.put(b"other", b"")
 
     with fastness.open("memory:") as plane:
-        database = plane._transport.services.database
+        database = plane._transport.services.database  # type: ignore[attr-defined]
         apart = (lambda tx, request: run_isolated(tx, half, request)), "list"
         outcomes = database.transact(run_batch, [(other, "first"), apart, (other, "last")])
         assert [type(outcome) for outcome in outcomes] == [type(None), InvalidArgument, type(None)]

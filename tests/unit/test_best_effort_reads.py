@@ -151,13 +151,13 @@ def test_nodes_that_share_a_folder_see_each_others_values(postgres_url: str, tmp
         for score in (1, 2):  # The second time, the file is followed.
             one.entities.write("task", "1", {"ml_score": score})
             eventually(
-                lambda score=score: (
+                lambda: (
                     (found := other.entities.get("task", "1", best_effort=True)) is not None
-                    and found["ml_score"] == score
+                    and found["ml_score"] == score  # noqa: B023
                 )
             )
         other.entities.write("task", "1", {"ml_score": 3})
-        assert other.entities.get("task", "1", best_effort=True)["ml_score"] == 3
+        assert other.entities.get("task", "1", best_effort=True).fields["ml_score"] == 3
 
 
 def test_nodes_with_an_object_store_see_ended_sessions(
@@ -170,13 +170,13 @@ def test_nodes_with_an_object_store_see_ended_sessions(
         fastness.open(postgres_url, activity=str(tmp_path / "other"), objects=objects) as other,
     ):
         for score in (1, 2):
-            assert score == 1 or other.entities.get("task", "1", best_effort=True)["ml_score"] == 1
+            assert score == 1 or other.entities.get("task", "1", best_effort=True).fields["ml_score"] == 1
             one.entities.write("task", "1", {"ml_score": score}, session="s")
             one.activity.end("s")
             eventually(
-                lambda score=score: (
+                lambda: (
                     (found := other.entities.get("task", "1", best_effort=True)) is not None
-                    and found["ml_score"] == score
+                    and found["ml_score"] == score  # noqa: B023
                 )
             )
 
@@ -196,7 +196,7 @@ async def test_tasks_read_best_effort_values(url: str) -> None:
     async with fastness.open_async(url) as plane:
         await asyncio.gather(*(plane.entities.write("task", f"{n}", {"ml_score": n}) for n in range(8)))
         found = await asyncio.gather(*(plane.entities.get("task", f"{n}", best_effort=True) for n in range(8)))
-        assert [each["ml_score"] for each in found] == list(range(8))
+        assert [each.fields["ml_score"] for each in found] == list(range(8))
         assert len(await plane.entities.scan("task", limit=5, best_effort=True)) == 5
 
 

@@ -113,6 +113,7 @@ def test_universes_have_separate_blobs(store: BlobStore) -> None:
 
 def test_an_invalid_hash_is_refused(store: BlobStore) -> None:
     failures = Failures()
+    hash: Any
     for hash in ["", "xyz", "ab", "0" * 63, "0" * 66, None, 7]:
         with failures.of(hash):
             for call in (store.get, store.open):
@@ -123,9 +124,9 @@ def test_an_invalid_hash_is_refused(store: BlobStore) -> None:
 
 def test_a_body_that_is_not_bytes_is_refused(store: BlobStore) -> None:
     with pytest.raises(InvalidValue):
-        store.put("main", "text")
+        store.put("main", "text")  # type: ignore[arg-type]
     with pytest.raises(InvalidValue):
-        store.write("main", ["text"])
+        store.write("main", ["text"])  # type: ignore[list-item]
 
 
 def test_a_large_blob_needs_an_object_store(database: Database) -> None:
@@ -259,7 +260,7 @@ def test_verification_can_be_sampled_or_turned_off(database: Database, objects: 
     objects.put(path_of(objects, LARGE), LARGE[::-1])
     assert BlobStore(database, objects, verify=Verify.NEVER).get("main", stored.hash).data == LARGE[::-1]
     sampled = BlobStore(database, objects, verify=Verify.SAMPLED)
-    outcomes = set()
+    outcomes: set[object] = set()
     while len(outcomes) < 2:  # Ends when reads were both verified and not verified.
         try:
             outcomes.add(len(sampled.get("main", stored.hash).data))

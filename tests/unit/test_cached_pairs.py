@@ -8,7 +8,7 @@ import pytest
 
 from fastness.backends.rocksdb import RocksDatabase, views
 from fastness.kv import Transaction
-from fastness.limits import WRITE_COST_BYTES
+from fastness.limits import PAIR_CACHE_VALUE_BYTES_MAX, WRITE_COST_BYTES
 
 LIMIT = 20_000
 
@@ -53,7 +53,7 @@ def test_the_cache_is_bounded_and_reads_are_correct(database: RocksDatabase) -> 
 
 
 def test_a_long_value_is_not_cached_and_evicts_the_short_one_it_replaces(database: RocksDatabase) -> None:
-    long = bytes(views.PAIR_CACHE_VALUE_BYTES_MAX + 1)
+    long = bytes(PAIR_CACHE_VALUE_BYTES_MAX + 1)
     database.transact(lambda tx: tx.put(b"key", b"short"))
     database.transact(lambda tx: tx.put(b"key", long))
     assert b"key" not in database._current._young

@@ -4,7 +4,7 @@ import json
 import pickle
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -202,6 +202,7 @@ def test_many_results_are_each_returned_once(backend: FastnessBackend) -> None:
         backend.mark_as_started(pending[0])
         seen: list[str] = []
         messages: list[Any] = []
+        ended: list[Future[Any]] = []
         for task, meta in backend.get_many(tasks, timeout=600, on_message=messages.append):
             assert meta["result"] == int(task)
             seen.append(task)
@@ -297,7 +298,7 @@ class Chord:
         self.sent: list[Any] = []
         self._group = uuid4().hex
 
-        @app.task(name="body")
+        @app.task(name="body")  # type: ignore[untyped-decorator]
         def body(numbers: list[int]) -> None: ...
 
         results = [AsyncResult(part, app=app) for part in self.parts]

@@ -1288,8 +1288,13 @@ def test_bench_measures_and_leaves_no_messages(cli: Cli) -> None:
 
 def test_serve_passes_its_flags_to_the_server(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
+
+    def run(settings: object) -> int:
+        seen.append(settings)
+        return 0
+
     monkeypatch.setattr("os.umask", lambda mask: mask)  # It would apply to later tests of this process.
-    monkeypatch.setattr("fastness.server.serving.run", lambda settings: seen.append(settings) or 0)
+    monkeypatch.setattr("fastness.server.serving.run", run)
     monkeypatch.setenv("FASTNESS_DEBUG", "1")
     cli("serve", "--data", "memory:", "--port", "0", "--drain-seconds", "3", "--log-format", "json")
     assert (seen[0].data, seen[0].port, seen[0].drain_seconds, seen[0].tokens) == ("memory:", 0, 3.0, False)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import click
 import pytest
@@ -63,7 +64,8 @@ def test_every_summary_is_a_complete_sentence_on_one_line(cli: Cli, monkeypatch:
     for group in GROUPS:
         with failures.of(group):
             monkeypatch.setenv("COLUMNS", str(COLUMNS))
-            text, command = cli(*group, "--help").stdout, root
+            text = cli(*group, "--help").stdout
+            command: Any = root
             assert "..." not in text.replace("[ARGS]...", "")
             for word in group:
                 command = command.get_command(click.Context(command), word)

@@ -34,12 +34,12 @@ class Server:
     async def call(self, request: Any) -> Any:
         """Make a call that is sent with all other calls of this event-loop iteration."""
         loop = asyncio.get_running_loop()
-        call = BatchableCall(request, loop.create_future())
-        self.batcher.add(call)
+        future: asyncio.Future[Any] = loop.create_future()
+        self.batcher.add(BatchableCall(request, future))
         if not self._flushing:
             self._flushing = True
             loop.call_soon(self._flush)
-        return await call.future
+        return await future
 
     def _flush(self) -> None:
         self._flushing = False

@@ -180,7 +180,7 @@ def test_scans_are_ordered_paged_and_bounded_by_keys(plane: Plane, reverse: bool
     def pages(partition: str, prefix: RowKey = (), **options: Any) -> list[RowKey]:
         found, at = [], None
         while True:
-            where = {"before": at} if reverse and at else {"after": at} if at else {}
+            where: dict[str, Any] = {"before": at} if reverse and at else {"after": at} if at else {}
             page = rows.scan(partition, prefix, limit=3, reverse=reverse, **{**options, **where})
             assert len(page.rows) == 3 or page.next is None
             found += keys(page)
@@ -262,7 +262,7 @@ def test_an_expired_row_is_absent(plane: Plane, clock: ManualClock) -> None:
 
 
 def test_expired_rows_are_removed_by_commits_and_by_the_sweep(plane: Plane, clock: ManualClock) -> None:
-    database = plane._transport.services.database
+    database = plane._transport.services.database  # type: ignore[attr-defined]
     many = COLLECTION_EXPIRED_BATCH + 5
     rows = plane.collection("notes")
     rows.commit([PutRow("p", (n,), b"", ttl_seconds=1) for n in range(many)])
@@ -299,7 +299,7 @@ def test_a_row_that_is_rewritten_or_deleted_leaves_no_time_of_expiry(database: D
 
 def test_a_sweep_goes_through_many_partitions(clock: ManualClock) -> None:
     with fastness.open("memory:", clock=clock) as plane:
-        database = plane._transport.services.database
+        database = plane._transport.services.database  # type: ignore[attr-defined]
         rows = plane.collection("notes")
         count = 2 * COLLECTION_SWEPT_MAX + 1
         for n in range(count):
@@ -349,7 +349,10 @@ INVALID: dict[str, tuple[type[FastnessError], Callable[[Any], object]]] = {
         ValueTooLarge,
         lambda rows: rows.commit([PutRow("p", ("a",), bytes(COLLECTION_VALUE_BYTES_MAX + 1))]),
     ),
-    "a value that is text": (FastnessError, lambda rows: rows.commit([PutRow("p", ("a",), "text")])),
+    "a value that is text": (
+        FastnessError,
+        lambda rows: rows.commit([PutRow("p", ("a",), "text")]),  # type: ignore[arg-type]
+    ),
     "no partition": (InvalidKey, lambda rows: rows.commit([PutRow("", ("a",), b"")])),
     "a partition that is no text": (FastnessError, lambda rows: rows.get(7, ("a",))),
     "a long partition": (KeyTooLarge, lambda rows: rows.get("p" * (COLLECTION_PARTITION_BYTES_MAX + 1), ("a",))),
@@ -458,6 +461,7 @@ def test_a_put_reads_one_key_and_writes_one(database: Database) -> None:
             tx.view = view
         return read, len(tx.writes)
 
+    change: RowChange
     for change in (PutRow("p", ("a",), b"1"), PutRow("p", ("a",), b"2"), PutRow("p", ("a",), b"3", if_version=2)):
         read, writes = database.transact(count, [change])
         assert (len(read), writes) == (1, 1)
@@ -495,11 +499,11 @@ def test_a_scan_over_expired_rows_is_bounded(clock: ManualClock, monkeypatch: py
 
 def test_values_and_keys_of_other_types_are_refused_by_the_layer(database: Database) -> None:
     for error, change in (
-        (InvalidValue, PutRow("p", ("a",), bytearray(b"x"))),
-        (InvalidKey, PutRow("p", 7, b"")),
-        (InvalidKey, PutRow(b"p", (7,), b"")),
+        (InvalidValue, PutRow("p", ("a",), bytearray(b"x"))),  # type: ignore[arg-type]
+        (InvalidKey, PutRow("p", 7, b"")),  # type: ignore[arg-type]
+        (InvalidKey, PutRow(b"p", (7,), b"")),  # type: ignore[arg-type]
         (InvalidArgument, PutRow("p", (7,), b"", if_version=True)),
-        (InvalidArgument, PutRow("p", (7,), b"", ttl_seconds="1")),
+        (InvalidArgument, PutRow("p", (7,), b"", ttl_seconds="1")),  # type: ignore[arg-type]
     ):
         with pytest.raises(error):
             database.transact(collections.commit, "main", "notes", [change])
@@ -510,7 +514,7 @@ def test_only_deletions_are_accepted_when_the_disk_is_nearly_full(clock: ManualC
     with fastness.open("memory:", clock=clock) as plane:
         rows = plane.collection("notes")
         rows.commit([PutRow("p", ("a",), b"")])
-        plane._transport.services.database.low_space = True
+        plane._transport.services.database.low_space = True  # type: ignore[attr-defined]
         with pytest.raises(DiskFull):
             rows.commit([DeleteRows("p"), PutRow("p", ("b",), b"")])
         assert rows.commit([DeleteRow("p", ("a",))]) == [None]

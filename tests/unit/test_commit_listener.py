@@ -91,6 +91,7 @@ async def test_commits_of_other_threads_are_dispatched_on_the_event_loop(
 ) -> None:
     async with Agent(hub, "bob") as bob:
         await quiet()
-        work = (mailboxes.send, Address("main", "ada"), Address("main", "bob"), NewMail("bob", b"x", "id"))
-        await asyncio.to_thread(transport.services.database.transact, *work)
+        transact = transport.services.database.transact
+        ada, to_bob = Address("main", "ada"), Address("main", "bob")
+        await asyncio.to_thread(transact, mailboxes.send, ada, to_bob, NewMail("bob", b"x", "id"))
         await bob.get(1)

@@ -78,7 +78,7 @@ def test_a_transaction_fails_if_an_entity_it_read_has_changed(plane: Plane, fiel
     """Nothing is written, and nothing is logged."""
     plane.entities.write("task", "1", {"note": 1})
     transaction = plane.entities.transaction(session="s")
-    assert transaction.get("task", "1")["note"] == 1
+    assert transaction.get("task", "1").fields["note"] == 1
     plane.entities.write("task", "1", {"note": 2})
     before = everything(plane)
     transaction.get("task", "1")  # Reading it again keeps the first version as seen.
@@ -114,7 +114,7 @@ def test_a_transaction_that_read_a_missing_entity_detects_its_creation(plane: Pl
     plane.entities.write("task", "1", {"status": "theirs"})
     with pytest.raises(VersionConflict):
         transaction.commit()
-    assert plane.entities.get("task", "1")["status"] == "theirs"
+    assert plane.entities.get("task", "1").fields["status"] == "theirs"
 
 
 def test_a_transaction_whose_block_fails_writes_nothing(plane: Plane) -> None:
@@ -247,6 +247,7 @@ def test_names_and_fields_keep_their_case(plane: Plane) -> None:
     plane.entities.write("Task", "ABC", {"Note": 1, "note": 2})
     assert plane.entities.get("Task", "ABC").fields == {"Note": 1, "note": 2}
     assert plane.entities.get("task", "abc") is None
+    kind: Any
     for kind, id in (("no name", "1"), ("task", "no/name"), ("", "1"), ("task", ""), (7, "1")):
         for call in (
             lambda: plane.entities.write(kind, id, {"note": 1}),  # noqa: B023
@@ -362,11 +363,11 @@ async def test_tasks_write_entities(url: str, clock: ManualClock) -> None:
         assert (written.versions, written.durability) == ([1], Tier.CRITICAL)
         async with plane.entities.transaction(session="s") as transaction:
             entity = await transaction.get("task", "1")
-            transaction.write("task", "1", "status", entity["status"] + 1)
+            transaction.write("task", "1", "status", entity.fields["status"] + 1)
             transaction.write("task", "1", "debug_x", 3)
         transaction = plane.entities.transaction()
         await transaction.get("task", "1")
-        await plane.entities.update("task", "1", lambda entity: {"status": entity["status"] + 1})
+        await plane.entities.update("task", "1", lambda entity: {"status": entity.fields["status"] + 1})
         transaction.write("task", "1", "status", 0)
         with pytest.raises(VersionConflict):
             await transaction.commit()
@@ -444,5 +445,5 @@ def test_two_nodes_on_one_postgres_lose_no_increment(
 
         for each in [threads.submit(increment, plane) for plane in (one, other, one, other)]:
             each.result(PATIENCE_SECONDS)
-        assert one.entities.get("task", "1")["status"] == 40
+        assert one.entities.get("task", "1").fields["status"] == 40
         assert other.entities.get("task", "1").version == 40

@@ -44,6 +44,7 @@ def test_a_put_replaces_an_entity_with_the_expected_version(plane: Plane, clock:
     clock.advance_ms(5)
     assert plane.entities.put_if_version("task", "1", {"status": 2, "b": 1}, expected_version=1).versions == [2]
     entity = plane.entities.get("task", "1")
+    assert entity is not None
     assert (entity.fields, entity.version) == ({"status": 2, "b": 1}, 2)
     assert (entity.created_ms, entity.updated_ms) == (START_MS, START_MS + 5)
     assert (entity["status"], entity.get("b"), entity.get("a"), entity.get("a", 7)) == (2, 1, None, 7)
@@ -112,7 +113,7 @@ def test_compare_and_swap_loses_no_increment(plane: Plane, threads: ThreadPoolEx
     conflicts = sum(each.result(PATIENCE_SECONDS) for each in [threads.submit(increment) for _ in range(8)])
     print(f"{conflicts} conflicts")
     entity = plane.entities.get("task", "1")
-    assert (entity[field], entity.version) == (200, 200)
+    assert (entity.fields[field], entity.version) == (200, 200)
     history = plane.entities.history("task", "1", limit=1_000)
     assert [each.fields[field] for each in history] == list(range(1, 201))
 
@@ -136,7 +137,7 @@ async def test_compare_and_swap_of_tasks_loses_no_increment(url: str) -> None:
 
         await asyncio.gather(*(increment() for _ in range(8)))
         entity = await plane.entities.get("task", "1")
-        assert (entity["status"], entity.version) == (80, 80)
+        assert (entity.fields["status"], entity.version) == (80, 80)
 
 
 @pytest.mark.parametrize("field", ["status", "note"])
@@ -156,7 +157,7 @@ def test_transactions_that_read_and_write_lose_no_increment(
 
     for each in [threads.submit(increment) for _ in range(8)]:
         each.result(PATIENCE_SECONDS)
-    assert plane.entities.get("task", "1")[field] == 80
+    assert plane.entities.get("task", "1").fields[field] == 80
 
 
 @pytest.mark.parametrize("how", ["transaction", "update"])
@@ -190,7 +191,7 @@ def test_a_version_lost_in_a_power_failure_does_not_match_another_state(tmp_path
                 return {"n": entity.get("n", 0) + 1, "status": 2}
 
             plane.entities.update("task", "1", change)
-            assert plane.entities.get("task", "1")["n"] == 2
+            assert plane.entities.get("task", "1").fields["n"] == 2
 
 
 # Updates with retries.
@@ -198,7 +199,7 @@ def test_a_version_lost_in_a_power_failure_does_not_match_another_state(tmp_path
 
 def test_an_update_writes_what_its_function_returns(plane: Plane) -> None:
     assert plane.entities.update("task", "1", lambda entity: {"n": 1 if entity is None else 0}).versions == [1]
-    assert plane.entities.update("task", "1", lambda entity: {"m": entity["n"] + 1}).versions == [2]
+    assert plane.entities.update("task", "1", lambda entity: {"m": entity.fields["n"] + 1}).versions == [2]
     assert plane.entities.get("task", "1").fields == {"n": 1, "m": 2}
 
 
@@ -213,7 +214,7 @@ def test_an_update_retries_after_a_concurrent_write(plane: Plane) -> None:
 
     assert plane.entities.update("task", "1", change).versions == [3]
     assert seen == [0, 100, 200]
-    assert plane.entities.get("task", "1")["n"] == 201
+    assert plane.entities.get("task", "1").fields["n"] == 201
 
 
 @pytest.mark.parametrize("attempts", [1, 3, None])
@@ -230,7 +231,7 @@ def test_an_update_stops_after_its_attempts(plane: Plane, attempts: int | None) 
     with pytest.raises(VersionConflict):
         plane.entities.update("task", "1", change, **options)
     assert calls == (attempts or ENTITY_ATTEMPTS)
-    assert plane.entities.get("task", "1")["n"] == calls
+    assert plane.entities.get("task", "1").fields["n"] == calls
 
 
 @pytest.mark.parametrize("attempts", [0, -1])
@@ -261,7 +262,7 @@ def test_a_holder_of_a_kind_lock_writes_its_rows(plane: Plane, monkeypatch: pyte
             ):
                 with pytest.raises(LockTimeout, match="entity_type task was not granted"):
                     other.submit(call).result(PATIENCE_SECONDS)
-            assert plane.entities.get("task", "1")["status"] == "ours"
+            assert plane.entities.get("task", "1").fields["status"] == "ours"
             other.submit(write, "edge", "1", {"type": "theirs"}).result(PATIENCE_SECONDS)
         other.submit(write, "task", "1", status).result(PATIENCE_SECONDS)
     assert plane.entities.get("task", "1").fields == {"status": "theirs"}
@@ -275,7 +276,7 @@ def test_a_writer_waits_for_a_locked_row(plane: Plane, threads: ThreadPoolExecut
         eventually(lambda: plane.locks.stats()["record_id"].waiting == 1)
         plane.entities.write("task", "1", {"status": "ours"})
     assert waiter.result(PATIENCE_SECONDS).versions == [2]
-    assert plane.entities.get("task", "1")["status"] == "theirs"
+    assert plane.entities.get("task", "1").fields["status"] == "theirs"
 
 
 def test_a_transaction_waits_for_the_row_of_each_durable_field_and_no_other(
@@ -311,6 +312,6 @@ def test_transactions_over_the_same_rows_in_any_order_never_deadlock(plane: Plan
 
     for each in [threads.submit(write, number) for number in range(8)]:
         each.result(PATIENCE_SECONDS)
-    assert {plane.entities.get("task", id)["status"] for id in "123"} <= {*range(8)}
-    assert len({plane.entities.get("task", id)["status"] for id in "123"}) == 1
+    assert {plane.entities.get("task", id).fields["status"] for id in "123"} <= {*range(8)}
+    assert len({plane.entities.get("task", id).fields["status"] for id in "123"}) == 1
     assert [plane.entities.get("task", id).version for id in "123"] == [160] * 3

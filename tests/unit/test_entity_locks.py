@@ -44,7 +44,7 @@ def plane(
         url = request.getfixturevalue("postgres_url")
     with fastness.open(url, clock=clock, tiers=POLICY) as plane:
         if kind == "served":
-            plane._transport.services.shared_locks = True  # As a server does.
+            plane._transport.services.shared_locks = True  # type: ignore[attr-defined]  # As a server does.
         yield plane
 
 
@@ -78,7 +78,7 @@ def test_a_lock_excludes_durable_writes_of_others_until_its_release(
     transaction.write("task", "0", "metrics", 1)  # Needs no lock itself.
     transaction.write("task", "1", "note", 1)
     with plane.locks.acquire(path, mode):
-        writes = [
+        writes: list[Future[Any]] = [
             threads.submit(plane.entities.write, "task", "1", {"status": "done"}),
             threads.submit(plane.entities.write, "task", "1", {"note": 2}),
             threads.submit(plane.entities.update, "task", "1", lambda _: {"seen": True}),
@@ -118,7 +118,7 @@ def test_a_holder_writes_what_it_has_locked(plane: Plane, path: list[str]) -> No
         with entities.transaction() as transaction:
             transaction.write("task", "1", "note", 2)
         plane.atomic().write("task", "1", {"note": 3}).commit()
-        entities.update("task", "1", lambda entity: {"note": entity["note"] + 1})
+        entities.update("task", "1", lambda entity: {"note": entity.fields["note"] + 1})
         entities.put_if_version("task", "1", {"note": 5}, expected_version=5)
         assert entities.get("task", "1").version == 6
         assert entities.delete("task", "1")
@@ -194,7 +194,7 @@ def test_a_write_in_the_callers_own_transaction_does_not_wait(postgres_url: str,
             with pytest.raises(LeaseExpired, match="has ended"):
                 within.entities.write("task", "1", {"note": 3})
             connection.rollback()
-        assert plane.entities.get("task", "1")["note"] == 2
+        assert plane.entities.get("task", "1").fields["note"] == 2
 
 
 @shared
@@ -248,7 +248,7 @@ def test_a_holder_whose_session_has_ended_does_not_overwrite(
 @shared
 def test_a_holder_that_knows_of_its_loss_does_not_ask_the_plane(plane: Plane) -> None:
     held = plane.locks.acquire(["entity_type", "note"], lease_seconds=600)
-    held._session._renewal._lose(LeaseExpired("no renewal was answered in time"))
+    held._session._renewal._lose(LeaseExpired("no renewal was answered in time"))  # type: ignore[attr-defined]
     for write in (
         partial(plane.entities.write, "task", "1", {"note": 2}),
         plane.atomic().write("task", "1", {"note": 2}).commit,
@@ -276,7 +276,7 @@ def test_the_first_lock_waits_for_writes_that_take_none(
     monkeypatch.setattr(field_tiers, "write", slow)
     writing = threads.submit(plane.entities.write, "task", "1", {"note": 1})
     assert began.wait(PATIENCE_SECONDS)
-    table = plane._transport.services.locks("main")
+    table = plane._transport.services.locks("main")  # type: ignore[attr-defined]
     acquiring = threads.submit(plane.locks.acquire, TASKS)
     eventually(lambda: table.has_callers)
     assert not acquiring.done()

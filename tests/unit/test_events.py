@@ -68,7 +68,7 @@ def test_an_atomic_commit_succeeds_when_best_effort_fields_cannot_be_logged(
 
 def test_a_malformed_event_does_not_affect_others(caplog: pytest.LogCaptureFixture) -> None:
     with fastness.open("memory:") as plane:
-        event_logger = plane._transport.services.events
+        event_logger = plane._transport.services.events  # type: ignore[attr-defined]
         event_logger.add([("put", ("main", "jobs"), b"x" * 16), ("put",), (None, ("main", "jobs"), "id", "ada", 0)])
         plane.queue("jobs").put_many(BODIES)
         assert events_of(plane) == len(BODIES)
@@ -81,7 +81,7 @@ def test_the_event_thread_continues_after_an_unexpected_error(
     monkeypatch.setattr(events, "EVENTS_FLUSH_SECONDS", 0.001)
     failed = threading.Event()
     with fastness.open("memory:") as plane:
-        event_logger = plane._transport.services.events
+        event_logger = plane._transport.services.events  # type: ignore[attr-defined]
         write, wrote = event_logger.write, threading.Event()
 
         def fail_once() -> None:

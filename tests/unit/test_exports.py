@@ -107,7 +107,7 @@ def test_a_star_import_imports_exactly_the_exported_names() -> None:
     assert run("from fastness import *; print(sorted(n for n in dir() if n[0] != '_'))") == str(EXPORTED)
 
 
-def test_memory_and_directories_open_without_the_postgresql_driver(tmp_path) -> None:
+def test_memory_and_directories_open_without_the_postgresql_driver(tmp_path: Path) -> None:
     code = "import sys; sys.modules['psycopg'] = None; import fastness; fastness.open({!r}).close()"
     for url in ("memory:", f"dir:{tmp_path}"):
         run(code.format(url))
