@@ -20,12 +20,14 @@ def put(tx: Transaction, key: bytes = b"k", value: bytes = b"1") -> None:
 
 def get(database: FaultyDatabase, key: bytes = b"k") -> bytes | None:
     database.faults = ChosenFault()
-    return database.read(lambda tx: tx.get(key))
+    found: bytes | None = database.read(lambda tx: tx.get(key))
+    return found
 
 
 def test_the_points_of_a_transaction_are_counted() -> None:
     database = FaultyDatabase(MemoryDatabase())
     database.transact(put)
+    assert isinstance(database.faults, ChosenFault)
     assert database.faults.points == ["transact: begin", "transact: commit", "transact: answer"]
 
 

@@ -26,7 +26,7 @@ STEP = fence_floor.STEP
 def floor_of(path: Path) -> int:
     """The floor that transactions see after the directory is opened, and that is stored."""
     with RocksDatabase(path) as database:
-        seen = database.transact(lambda tx: tx.fence_floor)
+        seen: int = database.transact(lambda tx: tx.fence_floor)
         assert database.read(lambda tx: tx.fence_floor) == seen
         assert database.transact(fence_floor.load) == seen
     return seen

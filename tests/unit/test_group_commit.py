@@ -71,7 +71,7 @@ async def test_a_put_and_the_delivery_it_triggers_share_a_sync(tmp_path: Path) -
     """Even after many ticks with a single caller: the woken consumer commits before both sync."""
     async with fastness.open_async(f"dir:{tmp_path}") as plane:
         jobs = plane.queue("jobs")
-        database = plane._transport.services.database
+        database = plane._transport.services.database  # type: ignore[attr-defined]
         syncs = count_syncs(database)
         for _ in range(20):
             database._loop_sync()._thread_batches = 0  # Sync inline even if the machine is busy.
@@ -94,7 +94,7 @@ async def test_deliveries_to_waiting_consumers_share_syncs(tmp_path: Path) -> No
         jobs = plane.queue("jobs")
         waiting = [asyncio.create_task(jobs.receive(wait_seconds=60)) for _ in range(8)]
         await wait_for_consumers(jobs, 8)
-        database = plane._transport.services.database
+        database = plane._transport.services.database  # type: ignore[attr-defined]
         syncs = count_syncs(database)
         await jobs.put_many(list(range(8)))
         messages = await asyncio.gather(*waiting)
@@ -108,7 +108,7 @@ async def test_deliveries_to_waiting_consumers_share_syncs(tmp_path: Path) -> No
 def test_a_message_costs_two_syncs_not_three(tmp_path: Path) -> None:
     with fastness.open(f"dir:{tmp_path}") as plane:
         jobs = plane.queue("jobs")
-        syncs = count_syncs(plane._transport.services.database)
+        syncs = count_syncs(plane._transport.services.database)  # type: ignore[attr-defined]
         jobs.put("work")
         assert len(syncs) == 1
         message = jobs.receive(extend_for_seconds=0)
@@ -123,7 +123,7 @@ def test_a_message_costs_two_syncs_not_three(tmp_path: Path) -> None:
 async def test_a_message_costs_two_syncs_on_an_event_loop(tmp_path: Path) -> None:
     async with fastness.open_async(f"dir:{tmp_path}") as plane:
         jobs = plane.queue("jobs")
-        syncs = count_syncs(plane._transport.services.database)
+        syncs = count_syncs(plane._transport.services.database)  # type: ignore[attr-defined]
         await jobs.put_many(["a", "b", "c"])
         messages = await jobs.receive_many(3, extend_for_seconds=0, wait_seconds=5)
         assert (len(messages), len(syncs)) == (3, 1)
@@ -136,7 +136,7 @@ def test_a_delivery_waits_for_its_own_sync_if_it_must_be_kept(tmp_path: Path, op
     with fastness.open(f"dir:{tmp_path}") as plane:
         jobs = plane.queue("jobs")
         jobs.put("work")
-        syncs = count_syncs(plane._transport.services.database)
+        syncs = count_syncs(plane._transport.services.database)  # type: ignore[attr-defined]
         assert jobs.receive(extend_for_seconds=0, **options) is not None
         assert len(syncs) == 1
 
@@ -157,7 +157,7 @@ def test_a_delivery_that_ends_a_lease_waits_for_its_own_sync(tmp_path: Path, clo
 def test_a_delivery_does_not_wait_for_a_put_that_promised_less(tmp_path: Path) -> None:
     with fastness.open(f"dir:{tmp_path}") as plane:
         jobs = plane.queue("jobs")
-        syncs = count_syncs(plane._transport.services.database)
+        syncs = count_syncs(plane._transport.services.database)  # type: ignore[attr-defined]
         jobs.put("work", tier=Tier.IMPORTANT)
         assert jobs.receive(extend_for_seconds=0) is not None
         assert not syncs

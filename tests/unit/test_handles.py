@@ -5,7 +5,7 @@ import importlib
 import inspect
 import pkgutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,8 @@ WAITS_FOR_NOTHING = {
 
 def twin_of(handle: type) -> type:
     module = importlib.import_module(handle.__module__.replace("handles.", "handles.sync."))
-    return vars(module)[handle.__name__.removeprefix("Async")]
+    twin: type = vars(module)[handle.__name__.removeprefix("Async")]
+    return twin
 
 
 def methods(handle: type) -> dict[str, Any]:
@@ -233,7 +234,7 @@ def test_a_handle_raises_the_errors_of_the_plane(plane: Plane) -> None:
         plane.pairs.scan(b"a", b"z", limit=0)
 
 
-USES = [
+USES: list[Callable[[Any], Any]] = [
     lambda plane: plane.transact(Transaction.get, b"a"),
     lambda plane: plane.pairs.get(b"a"),
     lambda plane: plane.pairs.scan(b"a", b"b"),
@@ -291,14 +292,15 @@ async def test_an_opening_that_is_used_leaves_no_warning(url: str) -> None:
 
 def test_one_item_in_place_of_a_list_is_refused(plane: Plane) -> None:
     failures = Failures()
-    for call, instead in [
+    calls: list[tuple[Callable[[Plane, Any], object], str]] = [
         (lambda plane, one: plane.mailbox("ada").send_many(one), r"wrap it in a list: send_many\("),
         (lambda plane, one: plane.mailbox("ada").confirm(one), "give an id, or a list of them"),
         (lambda plane, one: plane.activity.log_many("s", one), r"call log\(session, record\)"),
         (lambda plane, one: plane.blobs.write(one), r"call put\(data\)"),
         (lambda plane, one: plane.queue("jobs").redrive(one), r"wrap it in a list: redrive\("),
         (lambda plane, one: plane.tokens.create("t", universes="*", verbs=one), "give a list, or text with commas"),
-    ]:
+    ]
+    for call, instead in calls:
         for one in [{"a": 1}, b"bytes", 5]:
             with failures.of((call, instead, one)):
                 before = plane.pairs.scan(b"", b"\xff")

@@ -148,11 +148,12 @@ def test_a_chart_has_the_servers_that_have_stored_a_sample_last(
     database: Database, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fastness.server.console.history.HISTORY_NODES_MAX", 2)
+    histories = []
     for name in ("a", "c", "b"):
-        history = record(database, Numbers(), clock, node=name)
-        run(history, clock, 10)
+        histories.append(record(database, Numbers(), clock, node=name))
+        run(histories[-1], clock, 10)
     assert database.read(samples.nodes) == ["b", "c", "a"]
-    assert history._nodes() == ["b", "c"]
+    assert histories[-1]._nodes() == ["b", "c"]
 
 
 class Depths(Numbers):
@@ -291,7 +292,7 @@ def test_merged_points_have_the_largest_depth_and_the_last_counter(
     given_points: list[tuple[int, int]], together: int
 ) -> None:
     given_points.sort(key=lambda each: each[1])
-    original = [
+    original: list[dict[str, Any]] = [
         {"at_ms": number, "started_ms": started, "queues": {"main": {"ready": ready, "put": number} if ready else {}}}
         for number, (ready, started) in enumerate(given_points)
     ]

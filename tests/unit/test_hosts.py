@@ -162,7 +162,7 @@ def test_an_item_that_keeps_failing_is_set_aside_and_the_others_are_handled_once
     assert state_of(plane, app, "ada") == ["a", "b", "c"]
     assert bodies(plane, "done") == ["a", "b", "c"]
     [aside] = world.aside()
-    assert (aside.sequence, aside.item.schema) == (2, poison)  # type: ignore[union-attr]
+    assert (aside.sequence, aside.item.schema) == (2, poison)
     assert error in aside.error
     assert ("test_hosts.py" in aside.error) == (poison == "raise")
     info = world.hosting()

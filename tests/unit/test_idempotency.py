@@ -528,6 +528,7 @@ async def test_a_cancelled_acquire_holds_no_lease(
     for _ in range(steps):
         await asyncio.sleep(0)
     first.cancel()
+    outcome: Any
     (outcome,) = await asyncio.gather(first, return_exceptions=True)
     described = await transport.call(DescribeLease("deploy"))
     assert described.held == (not isinstance(outcome, asyncio.CancelledError))
@@ -554,7 +555,7 @@ def test_an_interrupted_redrive_resumes_and_respects_its_limit(transport: Embedd
     call = keyed_call_of(transport, request, "r", again=False)
     so_far = RedriveProgress()
     for _ in range(parts_done):  # The connection breaks here.
-        options = {"ids": None, "limit": request.limit}
+        options: dict[str, Any] = {"ids": None, "limit": request.limit}
         so_far, _ = transport.services.database.transact(queues.redrive_step, QUEUE, so_far, call, **options)
     assert send(transport, request, "r") == Moved(MESSAGES_MAX + 10)
     assert send(transport, request, "r") == Moved(MESSAGES_MAX + 10)
@@ -588,14 +589,16 @@ def logged(transport: EmbeddedTransport, session: str = "s") -> list[bytes]:
 
 
 def test_best_effort_fields_are_logged_once(transport: EmbeddedTransport) -> None:
-    for fields in ({"title": b"\x01", "debug_x": b"\x01"}, {"debug_x": b"\x02"}):
-        request = WriteEntities([EntityWrite("task", "one", fields)], session="s")
-        key = str(len(fields))
+    requests = {
+        "both": WriteEntities([EntityWrite("task", "one", {"title": b"\x01", "debug_x": b"\x01"})], session="s"),
+        "logged": WriteEntities([EntityWrite("task", "one", {"debug_x": b"\x02"})], session="s"),
+    }
+    for key, request in requests.items():
         first = send(transport, request, key)
         assert send(transport, request, key) == first
     assert len(logged(transport)) == 2
     with pytest.raises(IdempotencyKeyReused):
-        send(transport, changed(request, session="t"), key)
+        send(transport, changed(requests["logged"], session="t"), "logged")
 
 
 def test_a_repeated_critical_put_returns_the_same_tier(database: Database, clock: ManualClock) -> None:
@@ -680,7 +683,7 @@ async def test_a_late_batch_does_not_repeat_a_call_that_was_retried(
 def test_a_new_call_reads_no_stored_result(database: Database) -> None:
     call = keyed_call("k", PUT, lambda: True)
 
-    def work(answer: int) -> int:
+    def work(answer: int) -> Any:
         return database.transact(run_idempotent, call, msgspec.msgpack.decode, lambda tx: answer)
 
     assert (work(1), work(2)) == (1, 2)

@@ -167,7 +167,7 @@ def test_effects_and_timers_of_an_item_are_indexed_when_it_is_drained(database: 
 
 def test_an_item_that_is_too_large_is_refused(database: Database, world: World) -> None:
     failures = Failures()
-    for item, why in [
+    too_large: list[tuple[InboxItem, str]] = [
         (DomainEvent(schema="s", payload=LARGE), "payload has 4097 bytes and may have 4096; store it as a blob"),
         (DomainEvent(schema="s" * 1_025), "its schema has 1025 bytes"),
         (DomainEvent(schema="s", key=bytes(1_025)), "its key has 1025 bytes"),
@@ -181,7 +181,8 @@ def test_an_item_that_is_too_large_is_refused(database: Database, world: World) 
             InboundMessage(inbox_name="a", headers={str(number): "" for number in range(33)}),
             "33 headers and may have 32",
         ),
-    ]:
+    ]
+    for item, why in too_large:
         with failures.of((item, why)):
             with pytest.raises(PayloadTooLarge, match=why):
                 put(database, Control(command="fine"), item)
@@ -325,8 +326,9 @@ async def test_a_large_payload_becomes_a_blob_on_a_loop(url: str) -> None:
         await ada.create()
         await ada.inbox.put(TimerFired(timer_id="t", payload=LARGE))
         ((_, item),) = await ada.inbox.read()
-        assert (item.payload, item.payload_blob) == (b"", hashlib.sha256(LARGE).hexdigest())
-        assert await plane.blobs.get(item.payload_blob) == LARGE
+        hash = hashlib.sha256(LARGE).hexdigest()
+        assert (item.payload, item.payload_blob) == (b"", hash)
+        assert await plane.blobs.get(hash) == LARGE
 
 
 @pytest.mark.parametrize("payload", [b"p", LARGE], ids=["small", "large"])

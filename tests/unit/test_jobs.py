@@ -362,7 +362,7 @@ def test_a_caller_that_waits_for_a_result_gets_it_with_the_commit(
     """The clock stands still, so nothing but the commit can wake the caller."""
     receipt = jobs.put("x", keep_result=True)
     message = received(jobs)
-    watches = plane._transport.services.database._watches
+    watches = plane._transport.services.database._watches  # type: ignore[attr-defined]
     before = watches.count
     waiting = threads.submit(receipt.result, wait_seconds=600)
     eventually(lambda: watches.count > before)
@@ -675,6 +675,7 @@ def test_the_policy_is_checked(jobs: Queue, plane: Plane) -> None:
 
 def test_invalid_options_put_nothing(jobs: Queue, plane: Plane) -> None:
     failures = Failures()
+    options: Any
     for options in [
         {"key": ""},
         {"key": "x" * 257},
@@ -731,7 +732,7 @@ def test_a_cancel_is_waited_for(jobs: Queue, plane: Plane, threads: ThreadPoolEx
 def test_the_doctor_finds_a_key_that_does_not_go_on_and_repair_mends_it(jobs: Queue, plane: Plane) -> None:
     jobs.set_policy(QueuePolicy(concurrency_per_key=1))
     jobs.put_many([NewMessage(str(n).encode(), key="a") for n in range(3)])
-    database = plane._transport.services.database
+    database = plane._transport.services.database  # type: ignore[attr-defined]
     assert [each for each in all_queues(database) if not isinstance(each, int)] == []
     key = queues.keys_of(QueueKey("main", "jobs")).key_states.key("a")
     plane.transact(lambda tx: tx.delete(key))
