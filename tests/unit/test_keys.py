@@ -132,6 +132,6 @@ def test_a_prefix_without_a_successor_ends_after_the_longest_key(prefix: bytes) 
 
 
 @pytest.mark.parametrize("key", ["text", None, 5, bytearray(b"\x14")])
-def test_only_bytes_are_unpacked(key: object) -> None:
+def test_only_bytes_are_unpacked(key: Any) -> None:
     with pytest.raises(InvalidKey, match="bytes"):
         unpack(key)

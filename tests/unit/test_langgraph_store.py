@@ -1,7 +1,7 @@
 """The store of LangGraph: time to live, batches, vectors, large items, and use in graphs."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypedDict
@@ -117,7 +117,7 @@ def test_a_large_item_is_a_blob_that_a_collection_keeps(plane: Plane, clock: Man
     assert [item.value for item in store.search(USERS)] == [large]
 
 
-def embed(texts: list[str]) -> list[list[float]]:
+def embed(texts: Sequence[str]) -> list[list[float]]:
     """A vector has the frequencies of some letters."""
     return [[float(text.count(letter)) for letter in "abcde"] for text in texts]
 

@@ -392,7 +392,7 @@ def test_a_holder_that_loses_its_lease_while_renewing_waits(
     first = plane.lease("deploy").acquire("ada", ttl_seconds=600)
     waiter = threads.submit(plane.lease("deploy").acquire, "bob", ttl_seconds=600, wait_seconds=600)
     in_line(plane, 1)
-    database = plane._transport.services.database
+    database = plane._transport.services.database  # type: ignore[attr-defined]
     read = database.read
 
     def read_and_lose(*args: Any, **kwargs: Any) -> Any:
@@ -597,7 +597,8 @@ def test_held_leases_are_listed_by_page(plane: Plane, clock: ManualClock) -> Non
     assert [each.key for each in plane.leases().leases] == ["jobs/0", "jobs/1", "jobs/4"]
     assert plane.leases().next is None
 
-    found, after = [], ""
+    found: list[str] = []
+    after: str | None = ""
     while after is not None:
         page = plane.leases(after=after, limit=2)
         found += [each.key for each in page.leases]
@@ -633,6 +634,7 @@ def test_keys_keep_their_case(plane: Plane) -> None:
 
 def test_an_invalid_key_is_refused(plane: Plane) -> None:
     failures = Failures()
+    key: Any
     for key in ["", "a b", "a//b", "/a", "a/", "ü", "a" * 256, "a/" * 128 + "a", "a/../b", None, 7, b"a"]:
         with failures.of(key):
             with pytest.raises(InvalidName):
@@ -644,6 +646,7 @@ def test_an_invalid_key_is_refused(plane: Plane) -> None:
 
 def test_an_invalid_argument_writes_nothing(plane: Plane) -> None:
     failures = Failures()
+    wrong: Any
     for wrong in [
         {"ttl_seconds": 0},
         {"ttl_seconds": -1},

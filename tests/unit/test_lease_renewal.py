@@ -24,6 +24,7 @@ from fastness.errors import (
 )
 from fastness.lease_renewal import LeaseRenewer
 from fastness.wire.leases import LeaseProof
+from fastness.wire.locks import LockSession
 from fastness.wire.queues import MessageLease
 
 DEADLINE_SECONDS = 30.0  # Bounds every wait, so that a stuck thread fails the test.
@@ -83,7 +84,8 @@ class RenewerHarness:
         except QueueMessageLeaseMismatch as error:
             return error
 
-    def keep(self, proof: LeaseProof, seconds: float) -> int:
+    def keep(self, proof: LeaseProof | LockSession, seconds: float) -> int:
+        assert isinstance(proof, LeaseProof)
         self.extended.append((self.now - 1_000, proof.key))
         return self.answers.get(proof.key, lambda: round(seconds))()
 
@@ -373,7 +375,7 @@ def test_messages_are_received_when_the_renewal_thread_cannot_start(
         extended.put(leases[0].id)
         return [0]
 
-    def keep(proof: LeaseProof, seconds: float) -> int:
+    def keep(proof: LeaseProof | LockSession, seconds: float) -> int:
         raise AssertionError("no lease is held")
 
     monkeypatch.setattr(renewal_module, "_NEW_MAX", 4)

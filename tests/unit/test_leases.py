@@ -1,5 +1,7 @@
 """Leases and states, as functions over a transaction, on every backend."""
 
+from typing import Any
+
 import pytest
 
 from fastness.errors import (
@@ -23,12 +25,17 @@ from fastness.wire.leases import LeaseProof
 DEPLOY = LeaseKey("main", "deploy")
 
 
-def acquire(database: Database, owner: str, ttl_ms: int = 1_000, **options: str) -> Grant:
+def acquire(database: Database, owner: str, ttl_ms: int = 1_000, **options: Any) -> Grant:
     return database.transact(leases.acquire, DEPLOY, owner=owner, ttl_ms=ttl_ms, **options)
 
 
-def proof(grant: Grant, **changes: object) -> LeaseProof:
-    shown = {"key": "deploy", "lease_id": grant.lease_id, "fence": grant.fence, "txn_id": grant.txn_id} | changes
+def proof(grant: Grant, **changes: Any) -> LeaseProof:
+    shown: dict[str, Any] = {
+        "key": "deploy",
+        "lease_id": grant.lease_id,
+        "fence": grant.fence,
+        "txn_id": grant.txn_id,
+    } | changes
     return LeaseProof(**shown)
 
 
@@ -217,13 +224,13 @@ def test_leases_are_listed_a_page_at_a_time(database: Database) -> None:
 
 
 @pytest.mark.parametrize("owner", ["", "x" * 257, None, 7])
-def test_an_owner_is_a_short_text(database: Database, owner: object) -> None:
+def test_an_owner_is_a_short_text(database: Database, owner: Any) -> None:
     with pytest.raises(InvalidArgument, match="owner"):
         acquire(database, owner)
     assert database.read(leases.last_grant, DEPLOY) is None
 
 
-def update(database: Database, value: bytes, **options: object) -> states.State:
+def update(database: Database, value: bytes, **options: Any) -> states.State:
     return database.transact(states.update, "main", "deploy", value, **options)
 
 

@@ -55,8 +55,7 @@ def test_every_restore_begins_another_lineage(database: Database, clock: ManualC
     assert second.parents == [lineages.Parent(first.lineage, clock.now_ms()), lineages.Parent(created.lineage, 7)]
     assert second.parent(created.lineage) == lineages.Parent(created.lineage, 7)
     assert second.parent(second.lineage) is None
-    for _ in range(LINEAGE_PARENTS_MAX):
-        last = database.transact(lineages.begin, "restored")
+    last = [database.transact(lineages.begin, "restored") for _ in range(LINEAGE_PARENTS_MAX)][-1]
     assert len(last.parents) == LINEAGE_PARENTS_MAX
     assert len({parent.lineage for parent in last.parents}) == LINEAGE_PARENTS_MAX
     assert database.read(lineages.load) == last

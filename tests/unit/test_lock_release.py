@@ -192,7 +192,7 @@ def abandon(table: LockTable, path: list[str], number: int = 1) -> tuple[asyncio
     tasks = [loop.create_task(table.acquire_async(path, timeout_seconds=TIMEOUT_SECONDS)) for _ in range(number)]
     loop.run_until_complete(asyncio.sleep(0))
     for task in tasks:
-        task._log_destroy_pending = False  # They never finish by design.
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # They never finish by design.
     return loop, tasks
 
 

@@ -77,7 +77,9 @@ def test_compatible_modes_can_be_held_at_once(
         ((row("1/2"), "X"), (TASKS, "S"), False),  # The first slash ends the type; others belong to the id.
     ],
 )
-def test_row_locks_conflict_with_table_locks(ada: Actor, bob: Actor, held: Any, wanted: Any, together: bool) -> None:
+def test_row_locks_conflict_with_table_locks(
+    ada: Actor, bob: Actor, held: tuple[list[str], str], wanted: tuple[list[str], str], together: bool
+) -> None:
     """Intents make a table lock conflict with locked rows."""
     done(ada.acquire(*held))
     attempt = bob.acquire(*wanted, timeout_seconds=0)

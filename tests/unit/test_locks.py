@@ -18,7 +18,7 @@ from fastness.errors import (
 from fastness.kv import Database, Transaction, fence_floor
 from fastness.layers import lock_records, lock_transaction, locks
 from fastness.layers.lock_records import SessionKey, session_key
-from fastness.layers.locks import Waiting
+from fastness.layers.lock_transaction import Waiting
 from fastness.limits import (
     LOCK_CLAIM_PATHS_MAX,
     LOCK_LATE_MS_MAX,
@@ -504,7 +504,7 @@ def test_a_full_line_refuses_more(
 
 def test_invalid_arguments_write_nothing(database: Database, caller: Callable[[str], Caller]) -> None:
     failures = Failures()
-    for use in [
+    uses: list[Callable[[Caller], object]] = [
         lambda ada: locks.steps_of([], "X"),
         lambda ada: locks.steps_of([ROW] * (LOCK_CLAIM_PATHS_MAX + 1), "X"),
         lambda ada: locks.steps_of([ROW], "Z"),
@@ -519,7 +519,8 @@ def test_invalid_arguments_write_nothing(database: Database, caller: Callable[[s
         lambda ada: lock_records.checked_claim(7),
         lambda ada: Caller(ada.database, "").acquire(ROW),
         lambda ada: ada.database.read(locks.page, "main", after="", limit=0),
-    ]:
+    ]
+    for use in uses:
         with failures.of(use):
             with pytest.raises(InvalidArgument):
                 use(caller("ada"))

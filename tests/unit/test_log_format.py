@@ -147,6 +147,7 @@ def test_mappings_and_structs_are_encoded_as_one_object(record: Any) -> None:
 
 def test_values_without_a_json_line_are_rejected() -> None:
     failures = Failures()
+    record: Any
     for record in [
         None,
         [],
@@ -180,6 +181,7 @@ def test_the_size_of_a_record_is_limited() -> None:
 
 def test_bytes_that_are_not_one_json_object_line_are_rejected() -> None:
     failures = Failures()
+    data: Any
     for data in [b"", b"{", b"[]", b'{"a":\n1}', b"{}\n", b" {}", "{}", bytearray(b"{}"), 5, None]:
         with failures.of(data), pytest.raises(InvalidValue):
             log_format.checked_object(data)

@@ -3,6 +3,8 @@
 import asyncio
 import logging
 import threading
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -55,6 +57,13 @@ class Waiter(threading.Thread):
             self.log.sync_log.wait(self.commit_number)
         except BaseException as error:
             self.error = error
+
+
+def committed(loop_sync: LoopSync, log: Log) -> "asyncio.Future[None]":
+    """Done once a new commit is durable."""
+    waiting = loop_sync.wait(log.commit())
+    assert waiting is not None
+    return waiting
 
 
 def wait_for_followers(log: Log, count: int) -> None:
@@ -134,7 +143,11 @@ def test_a_synced_commit_succeeds_even_if_the_database_is_closed_meanwhile() -> 
     """The leader continues after close() has finished."""
     log = Log()
     closed = threading.Event()
-    log.sync_log.on_sync = lambda seconds: closed.wait(60)
+
+    def wait_until_closed(seconds: float) -> None:
+        closed.wait(60)
+
+    log.sync_log.on_sync = wait_until_closed
     leader = Waiter(log, log.commit())
     assert log.started.acquire(timeout=60)
     closing = threading.Thread(target=log.sync_log.close)
@@ -156,7 +169,7 @@ def test_callers_in_one_loop_tick_share_a_sync(slow_device: bool) -> None:
     syncer = Syncer(log.sync_log, lambda: log.commits)
     submitted = 0
 
-    def submit(job: object) -> None:
+    def submit(job: Callable[[], None]) -> None:
         nonlocal submitted
         submitted += 1
         syncer.submit(job)
@@ -165,7 +178,7 @@ def test_callers_in_one_loop_tick_share_a_sync(slow_device: bool) -> None:
         loop_sync = LoopSync(log.sync_log, asyncio.get_running_loop(), submit)
 
         async def caller() -> None:
-            await loop_sync.wait(log.commit())
+            await committed(loop_sync, log)
 
         await asyncio.gather(*(caller() for _ in range(10)))
 
@@ -185,9 +198,7 @@ async def loop_with_single_callers(log: Log) -> LoopSync:
     """A LoopSync that had one caller in each of its last ticks."""
     loop_sync = LoopSync(log.sync_log, asyncio.get_running_loop(), unexpected_job)
     for _ in range(SINGLE_CALLER_TICKS_MIN):
-        waiting = loop_sync.wait(log.commit())
-        assert waiting is not None
-        await waiting
+        await committed(loop_sync, log)
     return loop_sync
 
 
@@ -232,7 +243,7 @@ def test_a_failed_sync_is_raised_to_all_callers_of_a_loop() -> None:
 
     async def callers() -> list[object]:
         loop_sync = LoopSync(log.sync_log, asyncio.get_running_loop(), unexpected_job)
-        return await asyncio.gather(*(loop_sync.wait(log.commit()) for _ in range(3)), return_exceptions=True)
+        return await asyncio.gather(*(committed(loop_sync, log) for _ in range(3)), return_exceptions=True)
 
     assert [type(outcome) for outcome in asyncio.run(callers())] == [CommitUnknown] * 3
 
@@ -242,7 +253,7 @@ def test_stopping_finishes_submitted_jobs() -> None:
     syncer = Syncer(log.sync_log, lambda: log.commits)
     done: list[int] = []
     for number in range(100):
-        syncer.submit(lambda number=number: done.append(number))
+        syncer.submit(partial(done.append, number))
     syncer.stop()
     assert done == list(range(100))
 
@@ -272,7 +283,7 @@ def test_an_interrupted_follower_leaves_the_queue(monkeypatch: pytest.MonkeyPatc
     """With the lead or without it: no follower waits for one that has left."""
     log = Log(free=True)
     log.sync_log._has_leader = True
-    gates: list[threading.Lock] = []
+    gates: list[object] = []
 
     class Gate:
         """A follower's lock. The signal arrives before it is woken, or just after."""
@@ -327,8 +338,8 @@ def test_waiting_loop_callers_are_answered_when_the_database_is_closed() -> None
     async def callers() -> None:
         loop_sync = LoopSync(log.sync_log, asyncio.get_running_loop(), syncer.submit)
         loop_sync._thread_batches = 2  # The device is slow, so a thread syncs.
-        await asyncio.wait_for(loop_sync.wait(log.commit()), 60)
-        waiting = loop_sync.wait(log.commit())
+        await asyncio.wait_for(committed(loop_sync, log), 60)
+        waiting = committed(loop_sync, log)
         log.sync_log.close()
         syncer.stop()
         await asyncio.wait_for(waiting, 60)
@@ -347,7 +358,7 @@ def test_callers_sync_themselves_when_no_thread_can_start(monkeypatch: pytest.Mo
     async def callers() -> None:
         loop_sync = LoopSync(log.sync_log, asyncio.get_running_loop(), syncer.submit)
         loop_sync._thread_batches = 1
-        await asyncio.wait_for(loop_sync.wait(log.commit()), 60)
+        await asyncio.wait_for(committed(loop_sync, log), 60)
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
@@ -386,7 +397,7 @@ def test_an_unexpected_error_is_raised_to_the_callers_of_a_loop(
     def fail(commit: int) -> None:
         raise ZeroDivisionError
 
-    async def callers() -> list[object]:
+    async def callers() -> list[BaseException | None]:
         sync = LoopSync(log.sync_log, asyncio.get_running_loop(), syncer.submit)
         sync._thread_batches = 100  # The thread syncs, not the loop.
         waits = [sync.wait(log.commit(), single=False) for _ in range(3)]
