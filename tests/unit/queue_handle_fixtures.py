@@ -11,7 +11,7 @@ import pytest
 import fastness
 from fastness import Plane, Transaction
 from fastness.handles.sync.messages import Message
-from fastness.handles.sync.queues import Queue
+from fastness.handles.sync.queues import MessageOptions, Queue
 from fastness.testing.clock import ManualClock
 from fastness.wire.inboxes import DomainEvent
 from fastness.wire.queues import QueueStats
@@ -111,7 +111,8 @@ class Bench:
 
     def commit(self, *, wrong: str = "") -> list[Any]:
         atomic = self.plane.atomic().ack(self.acked)
-        atomic.put(self.done, {"n": 1}, **({"priority": 10} if wrong == "put" else {}))
+        options: MessageOptions = {"priority": 10} if wrong == "put" else {}
+        atomic.put(self.done, {"n": 1}, **options)
         atomic.append(self.world, ["entry"], expected_head=self.head + (wrong == "append"))
         atomic.update(self.state, {"n": 1}, if_match="nonsense" if wrong == "update" else self.etag)
         atomic.deliver(self.world, DomainEvent(schema="x", payload=bytes(5_000 if wrong == "deliver" else 5)))
@@ -125,4 +126,4 @@ def extended_twice(message: Message) -> None:
     """Wait until a lease was extended twice."""
     for _ in range(2):
         before = message.expires_ms
-        eventually(lambda before=before: message.expires_ms > before)
+        eventually(lambda: message.expires_ms > before)  # noqa: B023

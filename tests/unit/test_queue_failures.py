@@ -136,7 +136,7 @@ def test_batches_of_long_failures_fit_transactions_and_deliveries(database: Data
     """256 messages with the longest failures and payloads are nacked, dead-lettered and redriven in one commit each."""
     message = NewMessage(payload=b"x" * 16_384, attributes={"a": "x" * 8_191}, max_attempts=6)
     database.transact(queues.put, JOBS, [message] * 256)
-    texts = {"error": "m" * 4_096, "error_type": "E" * 255, "traceback": "t" * 8_192}
+    texts: dict[str, Any] = {"error": "m" * 4_096, "error_type": "E" * 255, "traceback": "t" * 8_192}
 
     def nack_all(tx: Transaction, messages: list[StoredMessage]) -> None:
         for message in messages:
@@ -243,7 +243,7 @@ def test_a_message_that_never_failed_reads_and_writes_no_failures(database: Data
             return self.view.scan(begin, *rest)
 
     def live(tx: Transaction) -> None:
-        tx.view = Recording(tx.view)  # type: ignore[assignment]
+        tx.view = Recording(tx.view)
         queues.put(tx, JOBS, [NewMessage(payload=b"a", keep_result=is_kept)])
         leased = queues.lease_or_wait(tx, JOBS, owner="ada")
         queues.deliveries_of(leased)

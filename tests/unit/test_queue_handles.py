@@ -33,6 +33,7 @@ from fastness.handles.workers import RestartPolicy
 from fastness.testing.clock import START_MS, ManualClock
 from fastness.wire.atomic import CommitAtomic
 from fastness.wire.queues import AckMessages, MessageLease, NewMessage, PutMessages, QueuePolicy
+from fastness.wire.requests import Request
 from tests.support.waiting import eventually
 from tests.unit import queue_handle_fixtures
 from tests.unit.queue_handle_fixtures import (
@@ -166,13 +167,13 @@ def test_messages_are_acknowledged_with_the_next_receive(
     waiters = []
     for line, message in enumerate(second, 1):  # The second one waits behind the first.
         waiters.append(threads.submit(jobs.receive_many, 1, wait_seconds=LONG, ack=[message]))
-        eventually(lambda line=line: jobs.stats().waiting_consumers == line)
+        eventually(lambda: jobs.stats().waiting_consumers == line)  # noqa: B023
         assert jobs.stats().acked_total == 2 + line, "the ack does not wait for a message"
     jobs.put_many([5, 6])
     assert sorted(message.json() for waiter in waiters for message in waiter.result(30)) == [5, 6]
     assert all(message.settled for message in second)
     with pytest.raises(InvalidArgument, match="is not a received message"):
-        jobs.receive_many(ack=["no message"])
+        jobs.receive_many(ack=["no message"])  # type: ignore[list-item]
 
 
 def test_a_message_that_is_lost_when_it_is_acknowledged_with_a_receive_is_marked(
@@ -239,7 +240,8 @@ def test_a_message_changes_when_its_lease_ends(jobs: Queue, clock: ManualClock) 
 def test_many_messages_are_settled_in_one_commit(plane: Plane, jobs: Queue, clock: ManualClock) -> None:
     commits = []
     jobs.put_many(range(8))
-    stop = plane._transport.services.database.subscribe(lambda keys, ranges: commits.append(len(keys)))
+    database = plane._transport.services.database  # type: ignore[attr-defined]
+    stop = database.subscribe(lambda keys, ranges: commits.append(len(keys)))
     first, second, third, fourth = (jobs.receive_many(2, extend_for_seconds=0) for _ in range(4))
     commits.clear()
     jobs.extend_many(first, 90)
@@ -283,6 +285,7 @@ def test_a_message_of_another_queue_or_too_many_settle_nothing(plane: Plane, job
         queue.put("a")
     mine, theirs, far = (received(queue) for queue in (jobs, other, elsewhere))
     before = everything(plane)
+    wrong: Any
     for wrong in ([mine, theirs], [mine, far], [mine, "a message"], mine):
         with pytest.raises(InvalidArgument):
             jobs.ack_many(wrong)
@@ -588,6 +591,7 @@ def test_waiting_for_a_cancel_marks_the_messages(jobs: Queue, threads: ThreadPoo
         (True, True),
         (False, False),
     ]
+    wrong: Any
     for wrong, error in (([], EmptyBatch), (messages[1:2] * 257, BatchTooLarge), (messages[1], InvalidArgument)):
         with pytest.raises(error):
             jobs.wait_for_cancel(wrong, wait_seconds=0)
@@ -845,9 +849,9 @@ def test_a_schedule_is_set_listed_triggered_and_removed(jobs: Queue, clock: Manu
     clock.advance_ms(3_600_000)
     message.ack()
     assert jobs.receive() is None
-    for wrong in ({"cron": "nonsense"}, {"cron": "* * * * *", "timezone": "Mars/Base"}):
+    for cron, timezone in (("nonsense", "UTC"), ("* * * * *", "Mars/Base")):
         with pytest.raises(InvalidArgument):
-            jobs.schedule("report", body=1, **wrong)
+            jobs.schedule("report", cron, 1, timezone=timezone)
     with pytest.raises(InvalidName):
         jobs.schedule("a b", "* * * * *", 1)
     with pytest.raises(PayloadTooLarge):
@@ -999,7 +1003,7 @@ def test_an_atomic_list_with_a_refused_packed_ack_writes_nothing(plane: Plane, j
     message = received(jobs)
     [ack] = packed_acks([message])[0]
     message.nack(intent="defer", delay_seconds=LONG)
-    steps = [PutMessages("done", [NewMessage(b"x")]), AckMessages("jobs", [], packed=[ack])]
+    steps: list[Request[Any]] = [PutMessages("done", [NewMessage(b"x")]), AckMessages("jobs", [], packed=[ack])]
     before = everything(plane)
     with pytest.raises(QueueMessageLeaseMismatch, match="Nothing was committed"):
         plane._transport.call(CommitAtomic(steps))

@@ -1,5 +1,6 @@
 """The queue checker accepts the answers of a correct queue, and finds each kind of violation."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -38,11 +39,11 @@ def lease(history: History, fence: int, leased_ms: int, expires_ms: int, id: str
 # Valid histories.
 
 
-def test_an_empty_history_passes(history):
+def test_an_empty_history_passes(history: History) -> None:
     assert check_queue(history, "jobs") == {}
 
 
-def test_a_delivered_and_acked_message_passes(history):
+def test_a_delivered_and_acked_message_passes(history: History) -> None:
     put(history)
     lease(history, 1, 0, 100)
     done(history, "ack", ["m", 1])
@@ -51,19 +52,20 @@ def test_a_delivered_and_acked_message_passes(history):
 
 
 @pytest.mark.parametrize("state", ["left", "dead"])
-def test_a_queued_or_dead_message_passes(history, state):
+def test_a_queued_or_dead_message_passes(history: History, state: str) -> None:
     put(history)
-    check_queue(history, "jobs", **{state: ["m"]})
+    options: dict[str, Any] = {state: ["m"]}
+    check_queue(history, "jobs", **options)
 
 
-def test_operations_on_other_queues_are_ignored(history):
+def test_operations_on_other_queues_are_ignored(history: History) -> None:
     history.ok(history.invoke("ada", "put", "other", None), "m")
     check_queue(history, "jobs")
     with pytest.raises(Violation, match="is lost"):
         check_queue(history, "other")
 
 
-def test_a_delivery_after_an_expired_lease_passes(history):
+def test_a_delivery_after_an_expired_lease_passes(history: History) -> None:
     put(history)
     lease(history, 1, 0, 100)
     lease(history, 2, 100, 200)
@@ -72,7 +74,7 @@ def test_a_delivery_after_an_expired_lease_passes(history):
     check_queue(history, "jobs")
 
 
-def test_a_delivery_that_took_effect_after_its_time_passes(history):
+def test_a_delivery_that_took_effect_after_its_time_passes(history: History) -> None:
     """Another transaction with a later time processed the expiry, and committed before it."""
     put(history)
     lease(history, 1, 0, 100)
@@ -82,7 +84,7 @@ def test_a_delivery_that_took_effect_after_its_time_passes(history):
         check_queue(history, "jobs", left=["m"], late_ms=9)
 
 
-def test_a_late_extension_before_the_next_delivery_passes(history):
+def test_a_late_extension_before_the_next_delivery_passes(history: History) -> None:
     put(history)
     lease(history, 1, 0, 100)
     done(history, "extend", ["m", 1], 900)
@@ -92,7 +94,7 @@ def test_a_late_extension_before_the_next_delivery_passes(history):
 
 @pytest.mark.parametrize("kind", ["nack", "reject"])
 @pytest.mark.parametrize("end", [done, lost])
-def test_a_delivery_after_a_possible_release_passes(history, kind, end):
+def test_a_delivery_after_a_possible_release_passes(history: History, kind: str, end: Callable[..., Operation]) -> None:
     put(history)
     lease(history, 1, 0, 100)
     end(history, kind, ["m", 1])
@@ -100,7 +102,7 @@ def test_a_delivery_after_a_possible_release_passes(history, kind, end):
     check_queue(history, "jobs", left=["m"])
 
 
-def test_a_nack_that_overlaps_with_the_next_lease_passes(history):
+def test_a_nack_that_overlaps_with_the_next_lease_passes(history: History) -> None:
     put(history)
     lease(history, 1, 0, 100)
     nack = history.invoke("ada", "nack", "jobs", ["m", 1])
@@ -110,7 +112,7 @@ def test_a_nack_that_overlaps_with_the_next_lease_passes(history):
     check_queue(history, "jobs", left=["m"])
 
 
-def test_a_repeated_ack_passes(history):
+def test_a_repeated_ack_passes(history: History) -> None:
     put(history)
     lease(history, 1, 0, 100)
     lost(history, "ack", ["m", 1])
@@ -120,34 +122,34 @@ def test_a_repeated_ack_passes(history):
 
 
 @pytest.mark.parametrize("left", [[], ["m"]])
-def test_an_ack_with_a_lost_answer_may_or_may_not_have_happened(history, left):
+def test_an_ack_with_a_lost_answer_may_or_may_not_have_happened(history: History, left: list[str]) -> None:
     put(history)
     lease(history, 1, 0, 100)
     lost(history, "ack", ["m", 1])
     check_queue(history, "jobs", left=left)
 
 
-def test_a_put_with_a_lost_answer_explains_one_unknown_message(history):
+def test_a_put_with_a_lost_answer_explains_one_unknown_message(history: History) -> None:
     lost(history, "put", "body")
     lease(history, 1, 0, 100, id="x")
     check_queue(history, "jobs", left=["x"])
 
 
-def test_repeated_puts_with_one_id_pass(history):
+def test_repeated_puts_with_one_id_pass(history: History) -> None:
     lost(history, "put", "body")
     put(history)
     put(history)
     check_queue(history, "jobs", left=["m"])
 
 
-def test_a_gap_between_fences_after_a_lost_lease_passes(history):
+def test_a_gap_between_fences_after_a_lost_lease_passes(history: History) -> None:
     put(history)
     lost(history, "lease")
     lease(history, 2, 100, 200)
     check_queue(history, "jobs", left=["m"])
 
 
-def test_overlapping_leases_may_return_in_any_order(history):
+def test_overlapping_leases_may_return_in_any_order(history: History) -> None:
     put(history)
     one = history.invoke("ada", "lease", "jobs")
     other = history.invoke("bob", "lease", "jobs")
@@ -156,7 +158,7 @@ def test_overlapping_leases_may_return_in_any_order(history):
     check_queue(history, "jobs", left=["m"])
 
 
-def test_an_extension_that_returns_after_an_ack_passes(history):
+def test_an_extension_that_returns_after_an_ack_passes(history: History) -> None:
     put(history)
     lease(history, 1, 0, 100)
     extension = history.invoke("renewer", "extend", "jobs", ["m", 1])
@@ -168,14 +170,14 @@ def test_an_extension_that_returns_after_an_ack_passes(history):
 # Violations.
 
 
-def test_a_lost_acknowledged_put_is_found(history):
+def test_a_lost_acknowledged_put_is_found(history: History) -> None:
     put(history)
     with pytest.raises(Violation, match="acknowledged and is lost") as caught:
         check_queue(history, "jobs")
     assert [each.kind for each in caught.value.operations] == ["put"]
 
 
-def test_a_message_lost_while_leased_is_found(history):
+def test_a_message_lost_while_leased_is_found(history: History) -> None:
     put(history)
     lease(history, 1, 0, 100)
     failed(history, "ack", ["m", 1])
@@ -183,7 +185,7 @@ def test_a_message_lost_while_leased_is_found(history):
         check_queue(history, "jobs")
 
 
-def test_a_message_lost_by_its_nack_is_found(history):
+def test_a_message_lost_by_its_nack_is_found(history: History) -> None:
     put(history)
     lease(history, 1, 0, 100)
     done(history, "nack", ["m", 1])
@@ -191,26 +193,26 @@ def test_a_message_lost_by_its_nack_is_found(history):
         check_queue(history, "jobs")
 
 
-def test_a_message_that_was_never_put_is_found(history):
+def test_a_message_that_was_never_put_is_found(history: History) -> None:
     failed(history, "put", "body")
     lease(history, 1, 0, 100)
     with pytest.raises(Violation, match="0 puts lost their answer, but 1 messages have no put: m"):
         check_queue(history, "jobs")
 
 
-def test_one_lost_answer_does_not_explain_two_messages(history):
+def test_one_lost_answer_does_not_explain_two_messages(history: History) -> None:
     lost(history, "put", "body")
     with pytest.raises(Violation, match="have no put"):
         check_queue(history, "jobs", left=["x"], dead=["y"])
 
 
-def test_a_message_that_is_queued_and_dead_is_found(history):
+def test_a_message_that_is_queued_and_dead_is_found(history: History) -> None:
     put(history)
     with pytest.raises(Violation, match="among its dead letters"):
         check_queue(history, "jobs", left=["m"], dead=["m"])
 
 
-def test_two_owners_at_once_are_found(history):
+def test_two_owners_at_once_are_found(history: History) -> None:
     put(history)
     lease(history, 1, 0, 100)
     lease(history, 2, 99, 199)
@@ -218,7 +220,7 @@ def test_two_owners_at_once_are_found(history):
         check_queue(history, "jobs", left=["m"])
 
 
-def test_two_owners_after_an_extension_are_found(history):
+def test_two_owners_after_an_extension_are_found(history: History) -> None:
     put(history)
     lease(history, 1, 0, 100)
     done(history, "extend", ["m", 1], 500)
@@ -228,7 +230,7 @@ def test_two_owners_after_an_extension_are_found(history):
     assert [each.kind for each in caught.value.operations] == ["lease", "extend", "lease"]
 
 
-def test_a_delivery_after_a_failed_nack_is_found(history):
+def test_a_delivery_after_a_failed_nack_is_found(history: History) -> None:
     put(history)
     lease(history, 1, 0, 100)
     failed(history, "nack", ["m", 1])
@@ -237,7 +239,7 @@ def test_a_delivery_after_a_failed_nack_is_found(history):
         check_queue(history, "jobs", left=["m"])
 
 
-def test_a_delivery_before_the_nack_is_found(history):
+def test_a_delivery_before_the_nack_is_found(history: History) -> None:
     put(history)
     lease(history, 1, 0, 100)
     lease(history, 2, 5, 105)
@@ -246,7 +248,7 @@ def test_a_delivery_before_the_nack_is_found(history):
         check_queue(history, "jobs", left=["m"])
 
 
-def test_a_fence_granted_twice_is_found(history):
+def test_a_fence_granted_twice_is_found(history: History) -> None:
     put(history)
     lease(history, 1, 0, 100)
     lease(history, 1, 100, 200)
@@ -254,7 +256,7 @@ def test_a_fence_granted_twice_is_found(history):
         check_queue(history, "jobs", left=["m"])
 
 
-def test_a_decreasing_fence_is_found(history):
+def test_a_decreasing_fence_is_found(history: History) -> None:
     put(history)
     lease(history, 1, 0, 100)
     lease(history, 3, 100, 200)
@@ -264,7 +266,7 @@ def test_a_decreasing_fence_is_found(history):
 
 
 @pytest.mark.parametrize("kind", ["ack", "nack", "reject", "extend"])
-def test_an_accepted_old_fence_is_found(history, kind):
+def test_an_accepted_old_fence_is_found(history: History, kind: str) -> None:
     put(history)
     lease(history, 1, 0, 100)
     lease(history, 2, 100, 200)
@@ -274,7 +276,7 @@ def test_an_accepted_old_fence_is_found(history, kind):
 
 
 @pytest.mark.parametrize(("first", "second"), [("nack", "ack"), ("nack", "nack"), ("ack", "reject"), ("reject", "ack")])
-def test_a_lease_settled_twice_is_found(history, first, second):
+def test_a_lease_settled_twice_is_found(history: History, first: str, second: str) -> None:
     put(history)
     lease(history, 1, 0, 100)
     done(history, first, ["m", 1])
@@ -283,7 +285,7 @@ def test_a_lease_settled_twice_is_found(history, first, second):
         check_queue(history, "jobs", left=["m"])
 
 
-def test_an_extension_after_a_nack_is_found(history):
+def test_an_extension_after_a_nack_is_found(history: History) -> None:
     put(history)
     lease(history, 1, 0, 100)
     done(history, "nack", ["m", 1])
@@ -292,7 +294,7 @@ def test_an_extension_after_a_nack_is_found(history):
         check_queue(history, "jobs", left=["m"])
 
 
-def test_a_delivery_after_an_ack_is_found(history):
+def test_a_delivery_after_an_ack_is_found(history: History) -> None:
     put(history)
     lease(history, 1, 0, 100)
     done(history, "ack", ["m", 1])
@@ -301,7 +303,7 @@ def test_a_delivery_after_an_ack_is_found(history):
         check_queue(history, "jobs")
 
 
-def test_an_accepted_ack_of_a_message_leased_to_another_owner_is_found(history):
+def test_an_accepted_ack_of_a_message_leased_to_another_owner_is_found(history: History) -> None:
     """Whatever the order of the answers: no delivery may follow an accepted ack."""
     put(history)
     lease(history, 1, 0, 100)
@@ -313,15 +315,16 @@ def test_an_accepted_ack_of_a_message_leased_to_another_owner_is_found(history):
 
 
 @pytest.mark.parametrize("state", ["left", "dead"])
-def test_a_message_stored_after_its_ack_is_found(history, state):
+def test_a_message_stored_after_its_ack_is_found(history: History, state: str) -> None:
     put(history)
     lease(history, 1, 0, 100)
     done(history, "ack", ["m", 1])
+    options: dict[str, Any] = {state: ["m"]}
     with pytest.raises(Violation, match="still there after its ack"):
-        check_queue(history, "jobs", **{state: ["m"]})
+        check_queue(history, "jobs", **options)
 
 
-def test_a_put_without_an_id_is_refused(history):
+def test_a_put_without_an_id_is_refused(history: History) -> None:
     done(history, "put", "body", None)
     with pytest.raises(InvalidArgument, match="record the returned id"):
         check_queue(history, "jobs")
@@ -330,7 +333,7 @@ def test_a_put_without_an_id_is_refused(history):
 # Power losses.
 
 
-def test_a_power_loss_may_undo_a_delivery(history):
+def test_a_power_loss_may_undo_a_delivery(history: History) -> None:
     put(history)
     lease(history, 1, 0, 100)
     history.power_lost()
@@ -338,7 +341,7 @@ def test_a_power_loss_may_undo_a_delivery(history):
     check_queue(history, "jobs", left=["m"])
 
 
-def test_a_power_loss_undoes_no_delivery_before_a_durable_operation(history):
+def test_a_power_loss_undoes_no_delivery_before_a_durable_operation(history: History) -> None:
     put(history)
     lease(history, 1, 0, 100)
     put(history, "other")
@@ -348,7 +351,7 @@ def test_a_power_loss_undoes_no_delivery_before_a_durable_operation(history):
         check_queue(history, "jobs", left=["m", "other"])
 
 
-def test_a_delivered_message_that_is_lost_is_found(history):
+def test_a_delivered_message_that_is_lost_is_found(history: History) -> None:
     lost(history, "put", "body")
     lease(history, 1, 0, 100)
     history.power_lost()

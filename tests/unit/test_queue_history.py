@@ -156,10 +156,10 @@ def test_a_queue_without_history_reads_and_writes_the_same_keys(
         queue = queues.QueueKey("main", name)
         database.transact(queues.set_policy, queue, policy)
         put(database, b"first", queue=queue)
-        put_keys = keys.during(lambda queue=queue: put(database, b"a", queue=queue))
+        put_keys = keys.during(lambda: put(database, b"a", queue=queue))  # noqa: B023
         held: list[Any] = []
-        lease_keys = keys.during(lambda queue=queue, held=held: held.append(lease_one(database, queue=queue)))
-        ack_keys = keys.during(lambda queue=queue, held=held: database.transact(queues.ack, queue, proof(held[0])))
+        lease_keys = keys.during(lambda: held.append(lease_one(database, queue=queue)))  # noqa: B023
+        ack_keys = keys.during(lambda: database.transact(queues.ack, queue, proof(held[0])))  # noqa: B023
         found[name] = (put_keys, lease_keys, ack_keys)
     assert found["durable"] == tuple((read, written + 1) for read, written in found["none"])
     assert found["none"] == ((2, 2), (3, 3), (2, 3))
@@ -189,7 +189,8 @@ def test_a_handle_reads_the_history_in_pages() -> None:
         queue.put_many(range(5))
         for message in queue.receive_many(5):
             message.ack()
-        found, after = list[MessageEvent](), ""
+        found = list[MessageEvent]()
+        after: str | None = ""
         while after is not None:
             page = queue.history(4, after=after)
             found += page.events

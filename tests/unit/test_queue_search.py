@@ -51,7 +51,8 @@ def test_a_page_reads_a_bounded_number_of_records_and_continues(database: Databa
 def test_messages_of_one_lease_are_found_page_by_page(database: Database) -> None:
     ids = [each.id for each in put(database, b"1", b"2", b"3")]
     lease(database, 3)
-    pages, after = [], ""
+    pages = []
+    after: str | None = ""
     while after is not None:
         page = search(database, states=["leased"], limit=1, after=after)
         pages.append([each.id for each in page.messages])

@@ -177,7 +177,7 @@ def test_too_many_waiting_consumers_are_refused(
         waiters = []
         for number, name in enumerate(names[:2]):
             waiters.append(threads.submit(plane.queue(name).receive, wait_seconds=LONG, extend_for_seconds=0))
-            eventually(lambda number=number: waiting_consumers.count == number + 1)
+            eventually(lambda: waiting_consumers.count == number + 1)  # noqa: B023
         with pytest.raises(QueueBusy, match="2 consumers of all queues already wait") as busy:
             plane.queue(names[2]).receive(wait_seconds=LONG)
         assert (busy.value.retry, waiting_consumers.refused) == ("later", 1)
@@ -185,7 +185,7 @@ def test_too_many_waiting_consumers_are_refused(
         assert received(plane.queue("other"), wait_seconds=LONG).json() == "ready", "it need not wait"
         assert plane.queue(names[2]).receive() is None, "it does not wait"
         for number, (name, waiter) in enumerate(zip(names, waiters, strict=False)):
-            eventually(lambda name=name: plane.queue(name).stats().waiting_consumers > 0)
+            eventually(lambda: plane.queue(name).stats().waiting_consumers > 0)  # noqa: B023
             plane.queue(name).put(number)
             assert served(waiter) == number
         assert waiting_consumers.count == 0
@@ -322,7 +322,7 @@ def test_a_subscription_respects_its_credit(jobs: Queue, threads: ThreadPoolExec
     consumer = threads.submit(consume)
     settled = 0
     while settled < 5:
-        eventually(lambda settled=settled: len(found) == min(settled + 2, 5))
+        eventually(lambda: len(found) == min(settled + 2, 5))  # noqa: B023
         for _ in range(20):
             assert jobs.stats().leased == min(2, 5 - settled)
         assert len(found) == min(settled + 2, 5)
@@ -337,7 +337,7 @@ def test_leaving_a_subscription_does_not_count_failures(jobs: Queue) -> None:
     jobs.put_many(range(3))
     messages = jobs.subscribe(credit=3, wait_seconds=0, extend_for_seconds=0)
     next(messages).ack()
-    messages.close()
+    messages.close()  # type: ignore[attr-defined]
     stats = jobs.stats()
     assert (counts(stats), stats.failed_total) == ({"ready": 2}, 0)
     assert [message.json() for message in islice(jobs.subscribe(extend_for_seconds=0), 2)] == [1, 2]
@@ -351,7 +351,7 @@ def test_leaving_a_subscription_returns_messages_although_one_is_lost(jobs: Queu
     next(messages).ack()
     clock.advance_ms(1_000)
     assert jobs.receive() is None, "it processes the expiry"
-    messages.close()
+    messages.close()  # type: ignore[attr-defined]
     assert counts(jobs.stats()) == {"ready": 2, "dead": 1}
 
 
@@ -388,13 +388,9 @@ async def test_an_asynchronous_subscription_waits_for_messages(url: str, clock: 
         for number in range(3):
             await standing(plane, 1)
             await jobs.put(number)
-            await eventually_async(lambda number=number: first_of(found, number + 1))
+            await eventually_async(lambda: len(found) == number + 1)  # noqa: B023
         await asyncio.wait_for(consumer, PATIENCE_SECONDS)
         assert found == [(0, None), (1, None), (2, None)]
-
-
-async def first_of(found: list[Any], count: int) -> bool:
-    return len(found) == count
 
 
 # Several planes on one PostgreSQL.
@@ -402,8 +398,9 @@ async def first_of(found: list[Any], count: int) -> bool:
 
 @pytest.fixture
 def nodes(postgres_url: str, clock: ManualClock, tmp_path: Path) -> Iterator[tuple[Plane, Plane]]:
-    options = {"clock": clock, "objects": f"dir:{tmp_path / 'objects'}", "activity": str(tmp_path / "activity")}
-    with fastness.open(postgres_url, **options) as one, fastness.open(postgres_url, **options) as other:
+    objects, activity = f"dir:{tmp_path / 'objects'}", str(tmp_path / "activity")
+    open_node = partial(fastness.open, postgres_url, clock=clock, objects=objects, activity=activity)
+    with open_node() as one, open_node() as other:
         yield one, other
 
 
@@ -453,7 +450,7 @@ def test_a_lost_notification_delays_a_waiting_caller_by_the_poll_interval(
     assert served(consumer) == "a"
 
     reader = threads.submit(here.mailbox("ada").read, wait_seconds=20)
-    eventually(lambda: bool(here._transport.services.database._watches.count))
+    eventually(lambda: here._transport.services.database._watches.count)  # type: ignore[attr-defined]
     there.mailbox("bob").send("ada", "hello")
     assert [mail.body for mail in reader.result(PATIENCE_SECONDS)] == [b'"hello"']
 

@@ -1,5 +1,6 @@
 """Queues, as functions over a transaction, on every backend."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -334,7 +335,8 @@ def test_a_group_advances_however_its_head_leaves(database: Database, clock: Man
     if leave != "message expiry":
         first = lease_one(database, visibility_ms=1_000)
         if leave != "lease expiry":
-            {"ack": ack, "reject": reject, "nack": nack}[leave](database, first)
+            settle: dict[str, Callable[..., object]] = {"ack": ack, "reject": reject, "nack": nack}
+            settle[leave](database, first)
     clock.advance_ms(1_000)
     assert payloads(lease(database, 10)) == [b"second"]
 
@@ -613,7 +615,8 @@ def test_leased_messages_are_listed_in_pages(database: Database, monkeypatch: py
         put(database, b"x", delay_seconds=0 if number % 5 == 0 else 10 if number < 6 else 60)
     held = [queues.format_id(message.id) for message in (*lease(database, 2), *lease(database, 12))]
     for limit in (1, 2, 12):
-        found, pages, after = list[str](), 0, ""
+        found, pages = list[str](), 0
+        after: str | None = ""
         while after is not None:
             page = leased(database, after=after, limit=limit)
             found += [each.id for each in page.messages]
@@ -877,11 +880,10 @@ def test_leases_and_delays_from_a_clock_that_was_ahead_end_in_time(
     first, *others = lease(database, 4, visibility_ms=30_000)
     extend(database, first, 50_000)
     clock.jump_to_ms(now_ms)
-    for _ in range(4):
-        found = lease_or_wait(database)
-        assert found.messages == []
+    answers = [lease_or_wait(database) for _ in range(4)]
+    assert [found.messages for found in answers] == [[]] * 4
     monkeypatch.undo()
-    assert found.retry_in_ms == 30_000
+    assert answers[-1].retry_in_ms == 30_000
     assert {each.expires_ms - now_ms for each in leased(database).messages} == {30_000, 50_000}
     assert counts(database) == {"leased": 4, "delayed": 4}
     extend(database, others[0], 35_000)  # Its holder keeps it, and can extend it.
@@ -890,7 +892,7 @@ def test_leases_and_delays_from_a_clock_that_was_ahead_end_in_time(
     clock.advance_ms(1)
     assert [message.id for message in lease(database, 10)] == [message.id for message in others[1:]]
     clock.advance_ms(10_000)
-    assert sorted(payloads(lease(database, 10))) == [b"delayed"] * 4 + [b"leased"]
+    assert Counter(payloads(lease(database, 10))) == {b"delayed": 4, b"leased": 1}
     clock.advance_ms(10_000)
     assert first.id in [message.id for message in lease(database, 10)]
 

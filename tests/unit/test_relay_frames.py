@@ -19,7 +19,8 @@ from fastness.wire.relay import (
 
 def test_frames_survive_encoding_and_decoding() -> None:
     send = Send("id", "bob", Body(bytes(range(256))), correlation_id="c")
-    for frames in ([send], [send, Ping()]):
+    cases: list[list[relay.Frame]] = [[send], [send, Ping()]]
+    for frames in cases:
         assert relay.decode(relay.encode(frames, "msgpack")) == frames
         assert relay.decode(relay.encode(frames, "json").decode()) == frames
     assert b'"body":"-__-"' in relay.encode([Send("id", "bob", Body(b"\xfb\xff\xfe"))], "json")

@@ -174,7 +174,7 @@ def test_short_frames_are_read_between_messages_only(name: str) -> None:
         return rest
 
     def parsed() -> list[bytes]:
-        return [event.data for event in protocol.events_received() if isinstance(event, Frame)]
+        return [bytes(event.data) for event in protocol.events_received() if isinstance(event, Frame)]
 
     assert receive(server_frame(b"one") + server_frame(b"two")) == b""
     start, end = Frame(Opcode.BINARY, b"th", fin=False), Frame(Opcode.CONT, b"ree", fin=True)
