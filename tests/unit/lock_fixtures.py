@@ -112,7 +112,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 def new_actor(
     request: pytest.FixtureRequest, table: LockTable, loop: asyncio.AbstractEventLoop
 ) -> Iterator[Callable[[str], Actor]]:
-    actors: list[Any] = []
+    actors: list[ThreadActor | TaskActor] = []
 
     def new_actor(name: str) -> Actor:
         is_thread = request.param == "threads" or (request.param == "both" and len(actors) % 2 == 0)

@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
@@ -240,7 +240,7 @@ def test_stop_interrupts_the_pause_and_takes_effect_between_transactions(
     assert day.sweeper is not None
     sweeper, entered, leave = day.sweeper, threading.Event(), threading.Event()
 
-    def published(events: list[tuple[Any, ...]]) -> None:
+    def published(events: Sequence[tuple[Any, ...]]) -> None:
         entered.set()
         assert leave.wait(DEADLINE_SECONDS)
 

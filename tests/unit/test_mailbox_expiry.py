@@ -149,7 +149,7 @@ def test_mail_in_an_empty_mailbox_is_never_early(database: Database) -> None:
 def test_a_sweep_removes_a_bounded_number_per_transaction(database: Database, clock: ManualClock) -> None:
     send_some(database, 600)
     clock.advance_ms(TTL_MS + SLOT_MS)
-    removed = []
+    removed: list[int] = []
     while (found := sweep(database))[1]:
         removed += found[0].values()
     assert removed == [168, 256, 176], "600 mails of bob's, behind 600 receipts of ada's"
@@ -169,7 +169,7 @@ def test_one_sweep_limit_covers_regular_and_early_expiry(
     set_policy(database, ttl_seconds=60)
     send_some(database, 3)
     clock.advance_ms(60_000 + SLOT_MS)
-    removed = []
+    removed: list[int] = []
     while (found := sweep(database))[1]:
         removed += found[0].values()
     assert removed == [2, 2], "behind the fourth receipt of ada's"

@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -169,7 +169,7 @@ def test_a_blocked_sender_is_refused(plane: Plane, ada: Mailbox, bob: Mailbox) -
 
 def test_invalid_arguments_write_nothing(plane: Plane) -> None:
     failures = Failures()
-    for wrong, error in [
+    cases: list[tuple[Callable[[Any], object], type[FastnessError]]] = [
         (lambda plane: plane.mailbox(""), InvalidName),
         (lambda plane: plane.mailbox("a b"), InvalidName),
         (lambda plane: plane.mailbox("ada@elsewhere"), InvalidName),
@@ -209,7 +209,8 @@ def test_invalid_arguments_write_nothing(plane: Plane) -> None:
         (lambda plane: plane.agents.register("ada", world="nowhere"), WorldNotFound),
         (lambda plane: plane.agents.register("ada@elsewhere"), InvalidName),
         (lambda plane: plane.agents.known(limit=0), InvalidArgument),
-    ]:
+    ]
+    for wrong, error in cases:
         with failures.of((wrong, error)):
             with pytest.raises(error) as caught:
                 wrong(plane)
@@ -341,7 +342,7 @@ def test_a_replaced_reader_can_still_confirm(plane: Plane, ada: Mailbox, bob: Ma
     with pytest.raises(MailboxTaken):
         next(first)
     assert bob.count() == 0, "a delivered mail is confirmed although another session reads"
-    second.close()
+    second.close()  # type: ignore[attr-defined]
 
 
 async def test_a_waiting_task_is_woken(url: str, tmp_path: Path) -> None:
@@ -380,7 +381,7 @@ def test_nodes_share_mailboxes(postgres_url: str, tmp_path: Path, threads: Threa
         with pytest.raises(MailboxTaken):
             next(reading)
         assert one.mailbox("bob").count() == 0
-        second.close()
+        second.close()  # type: ignore[attr-defined]
 
 
 # Loops.
@@ -389,7 +390,7 @@ def test_nodes_share_mailboxes(postgres_url: str, tmp_path: Path, threads: Threa
 def test_a_loop_confirms_each_mail(ada: Mailbox, bob: Mailbox) -> None:
     for number in range(120):
         ada.send("bob", number)
-    seen = []
+    seen: list[int] = []
     for mail in bob.subscribe(wait_seconds=0):
         assert bob.count() == 120 - len(seen), "it is confirmed when the next one is asked for"
         seen.append(mail.json())
@@ -437,7 +438,7 @@ def test_a_loop_of_a_closed_plane_ends_quietly(url: str, tmp_path: Path) -> None
         plane.mailbox("ada").send("bob", 1)
         mails = iter(plane.mailbox("bob"))
         next(mails)
-    mails.close()
+    mails.close()  # type: ignore[attr-defined]
 
 
 async def test_an_async_loop_confirms_each_mail(url: str, tmp_path: Path) -> None:
@@ -479,9 +480,8 @@ async def test_a_cancelled_loop_does_not_confirm_its_mail(url: str, tmp_path: Pa
         with pytest.raises(asyncio.CancelledError):
             await task
         assert await bob.count() == 1
-        task = asyncio.create_task(anext(aiter(bob.subscribe())))
-        await asyncio.wait_for(task, PATIENCE_SECONDS)
-        waiting = asyncio.create_task(plane.mailbox("carl").subscribe().__anext__())
+        await asyncio.wait_for(anext(aiter(bob.subscribe())), PATIENCE_SECONDS)
+        waiting = asyncio.ensure_future(plane.mailbox("carl").subscribe().__anext__())
         while not (await plane.mailbox("carl").stats()).joined:
             await asyncio.sleep(0)
         waiting.cancel()

@@ -3,10 +3,10 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-import fastness
 from fastness.errors import (
     InvalidArgument,
     MoveTaskNotFound,
@@ -54,7 +54,7 @@ def create_all(database: Database) -> None:
         database.transact(sqs.create, queue, redrive_to("dead"), {})
 
 
-def put_dead(database: Database, *bodies: bytes, queue: QueueKey = JOBS, **options: str) -> None:
+def put_dead(database: Database, *bodies: bytes, queue: QueueKey = JOBS, **options: Any) -> None:
     """Messages that were received once too often."""
     put(database, *bodies, queue=queue, **options)
     for message in lease(database, len(bodies), queue=queue):
@@ -372,8 +372,8 @@ def test_a_cancel_wakes_the_loop(tmp_path: Path) -> None:
 
 
 def test_large_queues_are_emptied_after_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (fastness.runtime.sqs, fastness.runtime.sync.sqs):
-        monkeypatch.setattr(module, "SQS_STEPS_MAX", 1)
+    for module in ("fastness.runtime.sqs", "fastness.runtime.sync.sqs"):
+        monkeypatch.setattr(f"{module}.SQS_STEPS_MAX", 1)
     plane = open_plane(f"dir:{tmp_path}", Options())
     try:
         put_all(plane, 1_000)

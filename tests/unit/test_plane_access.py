@@ -10,7 +10,7 @@ from fastness import PutRow
 from fastness.plane_access import access_to
 
 
-async def test_work_that_is_cancelled_before_a_thread_takes_it_is_closed_and_never_runs():
+async def test_work_that_is_cancelled_before_a_thread_takes_it_is_closed_and_never_runs() -> None:
     with fastness.open("memory:") as plane, ThreadPoolExecutor(1) as executor:
         asyncio.get_running_loop().set_default_executor(executor)
         access = access_to(plane, "c")
@@ -27,7 +27,7 @@ async def test_work_that_is_cancelled_before_a_thread_takes_it_is_closed_and_nev
         assert await access.run_async(access.get_many("p", [("k",)])) == [None]
 
 
-async def test_an_iteration_that_ends_early_closes_its_pages():
+async def test_an_iteration_that_ends_early_closes_its_pages() -> None:
     with fastness.open("memory:") as plane:
         access = access_to(plane, "c")
         await access.run_async(access.commit([PutRow("p", (number,), b"") for number in range(250)]))

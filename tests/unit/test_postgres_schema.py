@@ -235,7 +235,7 @@ def test_a_process_that_opens_during_an_upgrade_prevents_it(postgres_url: str, m
         [own] = watching.execute("SELECT oid FROM pg_database WHERE datname = current_database()").fetchone() or [0]
         for waiters, thread in enumerate(threads, 1):
             thread.start()
-            eventually(lambda expected=waiters: watching.execute(waiting, [own]).fetchone() == (expected,))
+            eventually(lambda: watching.execute(waiting, [own]).fetchone() == (waiters,))  # noqa: B023
         watching.execute("SELECT pg_advisory_unlock(1)")
         for thread in threads:
             thread.join()

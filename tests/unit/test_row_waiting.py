@@ -56,7 +56,7 @@ def test_a_waiting_thread_is_woken_by_the_commit(plane: Plane) -> None:
     known = [KnownRow("a", (f"{number}",)) for number in range(100)]
     rows.wait(known, wait_seconds=0.01)  # On PostgreSQL this starts the listener, which fires all watches once.
     with ThreadPoolExecutor() as pool:
-        watches = plane._transport.services.database._watches
+        watches = plane._transport.services.database._watches  # type: ignore[attr-defined]
         unwatched = watches.count
         waiting = pool.submit(rows.wait, known, wait_seconds=60)
         while watches.count == unwatched and not waiting.done():
@@ -72,7 +72,7 @@ async def test_a_waiting_task_is_woken_by_the_commit(url: str) -> None:
         assert isinstance(plane, AsyncPlane)
         rows = plane.collection("results")
         await rows.wait([KnownRow("a", ("1",))], wait_seconds=0.01)  # As above.
-        watches = plane._transport.services.database._watches
+        watches = plane._transport.services.database._watches  # type: ignore[attr-defined]
         unwatched = watches.count
         waiting = asyncio.create_task(rows.wait([KnownRow("a", ("1",))], wait_seconds=60))
         while watches.count == unwatched and not waiting.done():

@@ -197,12 +197,13 @@ def test_a_snapshot_waits_for_the_pending_effects_below_it(database: Database) -
     assert (below.receipt_horizon_height, is_baseline) == (1, True)  # The effect is not below it.
     stored, is_baseline = database.transact(snapshots.commit, ADA, draft)
     assert (stored.receipt_horizon_height, is_baseline) == (None, False)
-    for work, arguments, options in (
-        (snapshots.commit, (draft,), {"promote": True}),
-        (snapshots.promote, (2,), {}),
-    ):
+    attempts: list[tuple[Callable[..., Any], object, dict[str, Any]]] = [
+        (snapshots.commit, draft, {"promote": True}),
+        (snapshots.promote, 2, {}),
+    ]
+    for work, argument, options in attempts:
         with pytest.raises(PromotionRefused, match="below height 2 of ada requests is pending"):
-            database.transact(work, ADA, *arguments, **options)
+            database.transact(work, ADA, argument, **options)
     assert database.transact(snapshots.commit, ADA, draft) == (stored, False)
     head = database.read(journals.head, ADA)
     database.transact(Transaction.delete_range, *pending)

@@ -94,7 +94,8 @@ def test_queues_are_found_by_a_part_of_their_names(plane: Plane, monkeypatch: py
         plane.queue(name).put(b"x")
     for text in ("mAIL", "print-1", "-07", "nothing", ""):
         for limit in (1, 3, 100):
-            found, pages, after = [], 0, ""
+            found, pages = list[str](), 0
+            after: str | None = ""
             while after is not None:
                 page = plane.survey_queues(text=text, limit=limit, after=after)
                 found, after, pages = found + [each.queue for each in page.queues], page.next, pages + 1

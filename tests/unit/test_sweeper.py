@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -345,7 +345,7 @@ def test_stop_takes_effect_between_two_transactions_of_a_queue(day: Day, monkeyp
     assert day.sweeper is not None
     sweeper, entered, leave = day.sweeper, threading.Event(), threading.Event()
 
-    def published(events: list[tuple[Any, ...]]) -> None:
+    def published(events: Sequence[tuple[Any, ...]]) -> None:
         entered.set()
         assert leave.wait(DEADLINE_SECONDS)
 
@@ -416,18 +416,18 @@ def test_a_reopened_plane_processes_due_entries(kind: str, tmp_path: Path, monke
         jobs = plane.queue("jobs")
         if kind == "scheduled":
             jobs.schedule("minutely", "* * * * *", "tick")
+        elif kind == "delayed":
+            jobs.put("x", delay_seconds=30.0)
         else:
-            jobs.put("x", **{"delay_seconds" if kind == "delayed" else "ttl_seconds": 30.0})
+            jobs.put("x", ttl_seconds=30.0)
     monkeypatch.setattr(SystemClock, "now_ms", lambda self: time.time_ns() // 1_000_000 + 120_000)
     expected = {"delayed": (1, 0), "outlived": (0, 0), "scheduled": (1, 0)}[kind]
     with fastness.open(f"dir:{tmp_path}") as plane:
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while time.monotonic() < deadline:
-            stats = plane.queue("jobs").stats()
-            if (stats.ready, stats.delayed) == expected:
-                return
+        stats, deadline = plane.queue("jobs").stats(), time.monotonic() + DEADLINE_SECONDS
+        while (stats.ready, stats.delayed) != expected and time.monotonic() < deadline:
             time.sleep(0.02)
-    pytest.fail(f"two minutes later it is {stats.ready} ready and {stats.delayed} delayed")
+            stats = plane.queue("jobs").stats()
+    assert (stats.ready, stats.delayed) == expected, "two minutes later"
 
 
 def test_a_damaged_queue_does_not_stop_the_sweep_of_others(

@@ -225,7 +225,8 @@ def test_a_waiter_on_a_closed_loop_does_not_fail_a_commit() -> None:
         try:
             database.transact(Transaction.put, b"a", b"1")
         finally:
-            waiter._log_destroy_pending = False  # It can never finish, which is the case under test.
+            # It can never finish, which is the case under test.
+            waiter._log_destroy_pending = False  # type: ignore[attr-defined]
         assert watch.wait(0)
 
 

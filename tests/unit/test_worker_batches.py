@@ -161,7 +161,10 @@ def test_a_batch_whose_handler_raises_is_nacked_in_one_call_and_retried_one_by_o
         if any(message.json() == 7 for message in messages):
             raise ValueError("seven")
 
-    options = {"retry_delay_seconds": lambda failures: 0.0, "on_error": lambda error, queue: errors.append(str(error))}
+    options: dict[str, Any] = {
+        "retry_delay_seconds": lambda failures: 0.0,
+        "on_error": lambda error, queue: errors.append(str(error)),
+    }
     with working(kind, plane, handle, batch=20, **options) as running:
         eventually(lambda: running.stats.handled == 19 and jobs.stats().dead == 1)
     assert sizes == [20] + [1] * 21
@@ -233,7 +236,7 @@ def test_a_batch_that_cannot_be_acknowledged_is_reported_and_delivered_again(pla
         if is_down and (isinstance(request, AckMessages) or (isinstance(request, ReceiveMessages) and request.acks)):
             raise Unreachable("gone")
 
-    options = {
+    options: dict[str, Any] = {
         "visibility_seconds": 0.2,
         "extend_for_seconds": 0,
         "on_error": lambda error, queue: errors.append(error),
@@ -316,7 +319,7 @@ def test_messages_that_are_lost_or_cancelled_while_they_wait_are_not_handled(pla
     jobs, handler, clock = plane.queue("jobs"), Handler(), WorkerClock()
     receipts = jobs.put_many(range(4))
     errors: list[str] = []
-    options = {"extend_for_seconds": 0, "on_error": lambda error, queue: errors.append(str(error))}
+    options: dict[str, Any] = {"extend_for_seconds": 0, "on_error": lambda error, queue: errors.append(str(error))}
     with working(kind, plane, handler, clock=clock, batch=6, batch_wait_seconds=60, **options) as running:
         eventually(lambda: asks_for(running, 2))
         assert jobs.cancel(receipts[1].id).state == "cancelled"
@@ -343,7 +346,7 @@ def test_stopping_returns_waiting_messages_uncounted_and_drains_a_running_batch(
         at_work.set()
         assert leave.wait(PATIENCE_SECONDS)
 
-    options = {"batch": 10, "batch_wait_seconds": 60, "concurrency": concurrency, "prefetch": 10}
+    options: dict[str, Any] = {"batch": 10, "batch_wait_seconds": 60, "concurrency": concurrency, "prefetch": 10}
     with working(kind, plane, handle, **options) as running:
         jobs.put_many(range(14))
         assert at_work.wait(PATIENCE_SECONDS)
@@ -364,7 +367,7 @@ def test_stopping_returns_waiting_messages_uncounted_and_drains_a_running_batch(
 def test_a_stopped_worker_with_batches_leaves_no_leases(plane: Plane, kind: str, after: int) -> None:
     jobs = plane.queue("jobs")
     jobs.put_many(range(100))
-    options = {"batch": 7, "batch_wait_seconds": 0.01, "concurrency": 3, "prefetch": 5}
+    options: dict[str, Any] = {"batch": 7, "batch_wait_seconds": 0.01, "concurrency": 3, "prefetch": 5}
     with working(kind, plane, Handler(), **options) as running:
         eventually(lambda: running.stats.handled >= after)
     stats = jobs.stats()
@@ -383,7 +386,7 @@ def test_options_of_batches_are_checked(plane: Plane) -> None:
         with pytest.raises(InvalidArgument, match=r"batch_wait_seconds is .*; give 0 to 60"):
             Worker(plane, {"jobs": print}, batch=2, batch_wait_seconds=seconds)
     with pytest.raises(InvalidArgument, match="without batch"):
-        Worker(plane, {"jobs": print}, batch_wait_seconds=1)
+        Worker(plane, {"jobs": print}, batch_wait_seconds=1)  # type: ignore[call-overload]
 
 
 async def test_options_of_async_batches_are_checked() -> None:
@@ -394,4 +397,4 @@ async def test_options_of_async_batches_are_checked() -> None:
         with pytest.raises(InvalidArgument, match="batch is 0; give 1 to 256"):
             AsyncWorker(plane, {"jobs": handle}, batch=0)
         with pytest.raises(InvalidArgument, match="without batch"):
-            AsyncWorker(plane, {"jobs": handle}, batch_wait_seconds=1)
+            AsyncWorker(plane, {"jobs": handle}, batch_wait_seconds=1)  # type: ignore[call-overload]

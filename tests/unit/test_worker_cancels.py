@@ -19,7 +19,7 @@ from fastness.wire.queues import AckMessages, NackMessages, ReceiveMessages, Wai
 from tests.support.waiting import eventually
 from tests.unit.worker_fixtures import KINDS, PATIENCE_SECONDS, WorkerClock, working
 
-NOT_RENEWED = {"extend_for_seconds": 0}  # Without renewals, only a question finds a cancel.
+NOT_RENEWED: dict[str, Any] = {"extend_for_seconds": 0}  # Without renewals, only a question finds a cancel.
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +85,7 @@ def test_the_task_of_a_handler_is_cancelled_with_its_message(plane: Plane, end: 
     async def handle(message: AsyncMessage) -> None:
         await handler(message)
 
-    options = {"on_error": lambda error, queue: errors.append(error), **NOT_RENEWED}
+    options: dict[str, Any] = {"on_error": lambda error, queue: errors.append(error), **NOT_RENEWED}
     with working("tasks", plane, handle, **options) as running:
         assert handler.at_work.wait(PATIENCE_SECONDS)
         jobs.cancel(receipt.id)
@@ -114,7 +114,7 @@ def test_a_thread_finds_that_its_message_is_cancelled(plane: Plane, end: str) ->
         elif end == "ack":
             message.ack()
 
-    options = {"on_error": lambda error, queue: errors.append(error), **NOT_RENEWED}
+    options: dict[str, Any] = {"on_error": lambda error, queue: errors.append(error), **NOT_RENEWED}
     with working("threads", plane, handle, **options) as running:
         assert at_work.wait(PATIENCE_SECONDS)
         jobs.cancel(receipt.id)
@@ -245,7 +245,7 @@ def test_a_worker_stops_asking_a_plane_that_does_not_answer(
         noticed.set()
 
     handle = wait if kind == "tasks" else block
-    options = {"on_call": refuse, "on_error": lambda error, queue: errors.append(error)}
+    options: dict[str, Any] = {"on_call": refuse, "on_error": lambda error, queue: errors.append(error)}
     with working(kind, plane, handle, **options) as running:
         assert at_work.wait(PATIENCE_SECONDS)
         eventually(lambda: running.sent(WaitForCancel))
@@ -306,7 +306,7 @@ def test_a_handler_that_is_drained_is_still_cancelled(plane: Plane) -> None:
 
 
 def test_within_a_second_a_worker_asks_about_every_message() -> None:
-    questions = CancelQuestions()
+    questions: Any = CancelQuestions()
     assert questions.next([1, 2]) == ([1, 2], 1.0)
     held = list(range(600))
     asked = [questions.next(held) for _ in range(3)]

@@ -36,7 +36,7 @@ class Recorder:
 
     def __init__(self, *, are_async: bool) -> None:
         self.calls: list[tuple[Any, ...]] = []
-        self.options = {
+        self.options: dict[str, Any] = {
             f"on_{name}": (self._async_hook if are_async else self._hook)(name)
             for name in ("start", "message", "settled", "error", "stop")
         }
@@ -111,7 +111,7 @@ def test_hooks_see_what_becomes_of_every_message_and_their_errors_change_nothing
         handler: Any = handle_some if batch else lambda message: handle_some([message])
     else:
         handler = handle_some_async if batch else handle_one_async
-    options = {"batch": batch} if batch else {}
+    options: dict[str, Any] = {"batch": batch} if batch else {}
     with working(kind, plane, handler, drain_seconds=0.0, prefetch=0, **options, **hooks.options) as worker:
         assert hanging.wait(PATIENCE_SECONDS)
         worker.stop()
@@ -213,7 +213,7 @@ def test_a_worker_that_stops_returns_its_messages_with_the_delay(plane: Plane, k
         at_work.set()
         await asyncio.sleep(PATIENCE_SECONDS)
 
-    options = {"prefetch": 3, "drain_seconds": 0.0, "delay_on_close_seconds": 500.0}
+    options: dict[str, Any] = {"prefetch": 3, "drain_seconds": 0.0, "delay_on_close_seconds": 500.0}
     with working(kind, plane, handle if kind == "threads" else handle_async, **options) as worker:
         assert at_work.wait(PATIENCE_SECONDS)
         worker.stop()
@@ -238,7 +238,7 @@ def test_a_stopped_block_returns_its_message_with_the_delay(clock: ManualClock) 
     with fastness.open("memory:", clock=clock) as plane:
         jobs = plane.queue("jobs")
         jobs.put_many([1, 2])
-        with pytest.raises(KeyboardInterrupt), jobs.receive(delay_on_close_seconds=20):  # type: ignore[union-attr]
+        with pytest.raises(KeyboardInterrupt), jobs.receive(delay_on_close_seconds=20):
             raise KeyboardInterrupt
         (second,) = jobs.receive_many(1, delay_on_close_seconds=20)
         with pytest.raises(SystemExit), second:

@@ -50,14 +50,10 @@ class HandlerClock:
 @pytest.fixture
 def calls(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The requests that were sent to `plane`."""
-    sent: list[Any] = []
-    transport = plane.queue("jobs")._transport
-    call = transport.call
-    monkeypatch.setattr(transport, "call", lambda request: (sent.append(request), call(request))[1])
-    return sent
+    return recorded(plane, monkeypatch)
 
 
-def recorded(plane: AsyncPlane, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def recorded(plane: Plane | AsyncPlane, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The requests that are sent to `plane` from now on."""
     sent: list[Any] = []
     transport = plane.queue("jobs")._transport
@@ -826,7 +822,7 @@ def test_a_consumer_retries_after_an_error_of_the_plane(plane: Plane, monkeypatc
     receive_many = type(jobs).receive_many
     failures = iter([Unreachable("gone")] * 5)
 
-    def flaky(self: object, count: int, **options: object) -> object:
+    def flaky(self: Queue, count: int, **options: Any) -> list[Message]:
         for error in failures:
             raise error
         return receive_many(self, count, **options)
@@ -921,7 +917,7 @@ async def test_an_async_worker_handles_fails_and_drains() -> None:
         seen: list[str] = []
         slow_has_begun = asyncio.Event()
 
-        async def handle(message: object) -> None:
+        async def handle(message: AsyncMessage) -> None:
             body = message.json()
             if body == "bad":
                 raise ValueError("bad")

@@ -64,7 +64,8 @@ def working(
         on_call(request)
 
     start = _start_threads if kind == "threads" else _start_tasks
-    worker, stop = start(plane._transport.services, handler, note, clock, options)
+    services = plane._transport.services  # type: ignore[attr-defined]
+    worker, stop = start(services, handler, note, clock, options)
     try:
         yield Working(worker, requests, stop)
     finally:
@@ -81,7 +82,7 @@ def _start_threads(
         note(request)
         return call(request)
 
-    transport.call = noted
+    transport.call = noted  # type: ignore[method-assign, assignment]
     worker = Worker(Plane(transport), {"jobs": handler}, **options)
     worker._monotonic = clock or worker._monotonic
     worker.start()
@@ -104,7 +105,7 @@ def _start_tasks(
             note(request)
             return await call(request)
 
-        transport.call = noted
+        transport.call = noted  # type: ignore[method-assign, assignment]
         is_async = inspect.iscoroutinefunction(handler)
         worker = AsyncWorker(AsyncPlane(transport), {"jobs": handler if is_async else handle}, **options)
         worker._monotonic = clock or worker._monotonic
