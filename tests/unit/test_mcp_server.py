@@ -349,7 +349,7 @@ async def test_a_client_gets_log_messages_of_its_level(revision: str) -> None:
             await client.call_tool("count", {"count": 1})
             await client.call_tool("count", {"count": 10})
         else:
-            level = {"io.modelcontextprotocol/logLevel": "notice"}
+            level: Any = {"io.modelcontextprotocol/logLevel": "notice"}
             await client.call_tool("count", {"count": 1}, meta=level)
             await client.call_tool("count", {"count": 10}, meta=level)
         assert seen == [("notice", "count was refused: invalid_argument")]

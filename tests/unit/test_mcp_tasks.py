@@ -20,6 +20,7 @@ from fastness.errors import InvalidArgument, InvalidName, MessageCancelled, NotF
 from fastness.mcp import Caller, exposed_tools, make_server, task_protocols
 from fastness.mcp.durable_tasks import TaskView
 from fastness.mcp.exposing import conceal, expose, expose_async, exposed
+from fastness.mcp.schema_validator import errors_of
 from fastness.mcp.task_rows import Question
 from fastness.mcp.tasks import InputNeeded, task_of
 from tests.support.failures import Failures
@@ -89,7 +90,7 @@ async def test_a_task_runs_to_its_result(plane: AsyncPlane, revision: str) -> No
         assert found["ttlMs" if client.is_modern else "ttl"] >= 3_600_000
         result = await client.result(task_id)
         assert result.structured_content == {"path": "/cat.png"}
-        assert json.loads(result.content[0].text) == {"path": "/cat.png"}  # type: ignore[union-attr]
+        assert json.loads(result.content[0].text) == {"path": "/cat.png"}
         if not client.is_modern:
             assert result.meta == {"io.modelcontextprotocol/related-task": {"taskId": task_id}}
 
@@ -243,7 +244,7 @@ async def test_a_task_of_another_agent_is_unknown(
         for tool, more in (("task_status", {}), ("task_cancel", {}), ("task_answer", {"key": "size"})):
             refused = await other.client.call_tool(tool, {"task_id": task_id, **more})
             assert refused.is_error
-            assert "Unknown task" in refused.content[0].text  # type: ignore[union-attr]
+            assert "Unknown task" in refused.content[0].text
         assert (await owner.get(task_id))["status"] == status
 
 
@@ -289,7 +290,7 @@ async def test_a_client_without_tasks_waits_or_gets_the_task_id(
         pending = await client.client.call_tool("resize", {"width": 3})
         task_id = pending.structured_content["task_id"]
         assert pending.structured_content["status"] == "working"
-        assert "task_status" in pending.content[0].text  # type: ignore[union-attr]
+        assert "task_status" in pending.content[0].text
         with pytest.raises(InputNeeded):
             await task_of(await received(plane)).ask("size", "Which size?", SIZE_FORM)
         status = (await client.client.call_tool("task_status", {"task_id": task_id})).structured_content
@@ -320,7 +321,7 @@ async def test_a_call_that_cannot_wait_any_more_has_the_task_id(
         with monkeypatch.context() as patched:
             patched.setattr(fastness.AsyncQueue, "result", refuse)
             pending = await client.client.call_tool("resize", {"width": 3})
-        assert "Do not call the tool again" in pending.content[0].text  # type: ignore[union-attr]
+        assert "Do not call the tool again" in pending.content[0].text
         task_id = pending.structured_content["task_id"]
         await (await received(plane)).ack(result={"path": "/cat.png"})
         status = await client.client.call_tool("task_status", {"task_id": task_id})
@@ -383,20 +384,21 @@ async def test_a_client_that_has_not_declared_tasks_gets_none(plane: AsyncPlane)
 
 async def test_wrong_arguments_start_nothing(plane: AsyncPlane) -> None:
     failures = Failures()
-    for arguments, said in [
+    cases: list[tuple[dict[str, Any], str]] = [
         ({}, "'width' is a required property"),
         ({"width": "3"}, "width: '3' is not of type 'integer'"),
         ({"width": 0}, "width: 0 is less than the minimum of 1"),
         ({"width": 1, "name": "a name that is too long"}, "name: 'a name that is too long' is too long"),
         ({"width": 1, "more": None}, "Additional properties are not allowed"),
-    ]:
+    ]
+    for arguments, said in cases:
         for revision in REVISIONS:
             with failures.of((arguments, said, revision)):
                 async with connected(plane, revision) as client:
                     refused = await client.client.call_tool("resize", arguments)
                     assert refused.is_error
                     assert refused.structured_content["code"] == "invalid_argument"
-                    assert said in refused.content[0].text  # type: ignore[union-attr]
+                    assert said in refused.content[0].text
                 assert (await plane.queue("resize").stats()).ready == 0
     failures.check()
 
@@ -404,11 +406,12 @@ async def test_wrong_arguments_start_nothing(plane: AsyncPlane) -> None:
 async def test_values_are_compared_with_schemas_in_threads(plane: AsyncPlane, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[threading.Thread] = []
 
-    def recorded(errors_of: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args: (threads.append(threading.current_thread()), errors_of(*args))[1]
+    def recorded(*args: Any) -> Any:
+        threads.append(threading.current_thread())
+        return errors_of(*args)
 
     await expose_async(plane, "resize", WIDTH, output_schema={"type": "object"})
-    monkeypatch.setattr(exposed_tools, "errors_of", recorded(exposed_tools.errors_of))
+    monkeypatch.setattr(exposed_tools, "errors_of", recorded)
     async with connected(plane, "2026-07-28") as client:
         task_id = await client.start("resize", width=1)
         assert threads
@@ -440,14 +443,14 @@ async def test_a_result_that_does_not_fit_the_output_schema_is_an_error(plane: A
         task_id = await client.start("resize", width=1)
         await (await received(plane)).ack(result={"content": [{"type": "text", "text": "no"}], "isError": True})
         result = await client.result(task_id)
-        assert (result.is_error, result.content[0].text) == (True, "no")  # type: ignore[union-attr]
-        for value, text in (("plain", "plain"), ([1], "[1]"), (None, "null")):
+        assert (result.is_error, result.content[0].text) == (True, "no")
+        for answer, text in (("plain", "plain"), ([1], "[1]"), (None, "null")):
             task_id = await client.start("resize", width=1)
-            await (await received(plane)).ack(result=value)
-            assert (await client.result(task_id)).content[0].text == text  # type: ignore[union-attr]
+            await (await received(plane)).ack(result=answer)
+            assert (await client.result(task_id)).content[0].text == text
         task_id = await client.start("resize", width=1)
         await (await received(plane)).ack(result=b"\xff")
-        assert (await client.result(task_id)).content[0].resource.blob == "/w=="  # type: ignore[union-attr]
+        assert (await client.result(task_id)).content[0].resource.blob == "/w=="
 
 
 @both_revisions

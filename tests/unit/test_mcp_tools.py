@@ -41,7 +41,7 @@ class Agent:
     async def __call__(self, tool: str, **arguments: Any) -> Answer:
         found = await self.client.call_tool(tool, arguments)
         assert not found.is_error, found.content
-        answer = found.structured_content
+        answer: Answer | None = found.structured_content
         assert answer is not None
         jsonschema.validate(answer, BY_NAME[tool].listed.output_schema)
         assert json.loads(found.content[0].text) == answer, "clients without structured content read the same"
@@ -95,12 +95,12 @@ class Fleet:
 async def _fleet(clock: ManualClock) -> AsyncIterator[Fleet]:
     async with AsyncExitStack() as stack:
         plane = await stack.enter_async_context(fastness.open_async("memory:", clock=clock))
-        agents = {}
-        for name in ("ada", "bob"):
+
+        async def connected(name: str) -> Agent:
             caller = Caller(plane=plane, agent=name)
-            server = make_server(lambda context, caller=caller: caller)
-            agents[name] = Agent(await stack.enter_async_context(Client(server)))
-        yield Fleet(plane, agents)
+            return Agent(await stack.enter_async_context(Client(make_server(lambda context: caller))))
+
+        yield Fleet(plane, {name: await connected(name) for name in ("ada", "bob")})
 
 
 @pytest.fixture
@@ -113,7 +113,8 @@ async def fleet(clock: ManualClock) -> AsyncIterator[Fleet]:
             opened.set_result(fleet)
             await done.wait()
 
-    holding = asyncio.create_task(hold())  # A client must be closed by the task that has opened it.
+    # A client must be closed by the task that has opened it.
+    holding: asyncio.Future[Any] = asyncio.create_task(hold())
     await asyncio.wait([holding, opened], return_when=asyncio.FIRST_COMPLETED)
     if opened.done():
         yield opened.result()
@@ -130,7 +131,8 @@ def test_every_tool_and_every_field_is_described() -> None:
         with failures.of(tool):
             listed = tool.listed
             assert re.fullmatch(r"[a-z_]{3,40}", listed.name)
-            assert 40 <= len(listed.description) <= 500
+            assert 40 <= len(listed.description or "") <= 500
+            assert listed.output_schema is not None
             for schema in (listed.input_schema, listed.output_schema):
                 assert schema["type"] == "object"
                 for place, each in [(listed.name, schema), *schema.get("$defs", {}).items()]:
@@ -173,6 +175,7 @@ async def test_mail_is_read_again_until_it_is_confirmed(fleet: Fleet) -> None:
     again = await fleet.ada("mail_send", to="bob", body={"ask": "review"}, thread="pr-7", idempotency_key="ask-1")
     assert (sent["duplicate"], again["duplicate"]) == (False, True)
     await fleet.ada("mail_send", to="bob", body=base64.b64encode(b"\x00\xff").decode(), is_base64=True)
+    first = second = Answer()
     for _ in range(2):
         read = await fleet.bob("mail_read")
         first, second = read["mails"]
@@ -251,7 +254,7 @@ async def test_nothing_extends_the_leases_of_a_tool(fleet: Fleet) -> None:
     await fleet.ada("queue_put", queue="jobs", body=1)
     await fleet.ada("queue_receive", queue="jobs")
     await fleet.ada("lease_acquire", keys=["a"])
-    assert fleet.plane._transport.lease_renewer._thread is None, "its thread starts with the first lease to extend"
+    assert fleet.plane._transport.lease_renewer._thread is None, "its thread starts with the first lease to extend"  # type: ignore[attr-defined]
 
 
 async def test_failed_work_is_returned_and_dead_letters_are_found_and_retried(fleet: Fleet, clock: ManualClock) -> None:

@@ -49,6 +49,7 @@ from fastness.testing.faults import ChosenFault, faulty_objects
 from fastness.wire.frames import Call
 from fastness.wire.leases import AcquireLease
 from fastness.wire.queues import AckMessages, MessageLease, NewMessage, PutMessages, ReceiveMessages
+from fastness.wire.requests import Request
 from fastness.wire.states import GetState
 from tests.support.waiting import eventually_async
 
@@ -64,7 +65,10 @@ class Server:
         )
         self.metrics = Metrics(queues_max=queues_max, streams=lambda: 7)
         self.measured = MeasuredTransport(self.transport, self.metrics)
-        self.plane = AsyncPlane(self.measured)
+        self.plane = self.plane_of("main")
+
+    def plane_of(self, universe: str) -> AsyncPlane:
+        return AsyncPlane(self.measured, universe)  # type: ignore[arg-type]
 
     async def samples(self) -> dict[str, float]:
         self.metrics._queues_at = self.metrics._lag_at = float("-inf")  # Force a fresh read.
@@ -114,7 +118,7 @@ async def test_calls_of_a_batch_are_counted_singly(server: Server) -> None:
 
 async def test_answers_do_not_wait_for_counting_and_publishing(server: Server) -> None:
     published: list[Any] = []
-    server.transport.services.publish = published.extend  # type: ignore[method-assign]
+    server.transport.services.publish = published.extend  # type: ignore[method-assign, assignment]
     await server.measured.call_batch([Call(0, PUT)])
     assert (server.metrics.requests["queues.put", "ok"], len(published)) == (0, 0)
     await asyncio.sleep(0)
@@ -123,7 +127,13 @@ async def test_answers_do_not_wait_for_counting_and_publishing(server: Server) -
 
 async def test_outcomes_in_the_answers_of_a_batch_are_counted(server: Server) -> None:
     lost = MessageLease("01" * 16, "unknown", 1)
-    calls = [PUT, AckMessages("jobs", [lost, lost]), PUT, AckMessages("jobs", [lost]), GetState("no key!")]
+    calls: list[Request[Any]] = [
+        PUT,
+        AckMessages("jobs", [lost, lost]),
+        PUT,
+        AckMessages("jobs", [lost]),
+        GetState("no key!"),
+    ]
     await server.measured.call_batch([Call(number, request) for number, request in enumerate(calls)])
     samples = await server.samples()
     assert samples["fastness_fenced_total"] == 3
@@ -169,7 +179,7 @@ async def test_queue_depth_is_reported_by_state(server: Server) -> None:
         await queue.put(b"1")
     await queue.put(b"1", delay_seconds=60)
     await queue.receive()
-    await AsyncPlane(server.measured, "beta").queue("mail").put(b"1")
+    await server.plane_of("beta").queue("mail").put(b"1")
     samples = await server.samples()
     depth = {state: samples[f"fastness_queue_messages queue=jobs state={state} universe=main"] for state in STATES}
     assert depth == {"ready": 2, "delayed": 1, "leased": 1, "dead": 0}
@@ -222,11 +232,11 @@ async def test_number_of_dwell_histograms_is_bounded() -> None:
 async def test_compaction_lag_of_journals_is_measured() -> None:
     server = Server()
     for name, universe in (("ada", "main"), ("bob", "beta"), ("gone", "main")):
-        world = AsyncPlane(server.measured, universe).world(name)
+        world = server.plane_of(universe).world(name)
         await world.create()
         for start in range(0, 1_100, 220):
             await world.append(list(range(220)), expected_head=start)
-        whole = {"receipt_horizon_height": 1_100, "manifest_hash": NO_MANIFEST}
+        whole: dict[str, Any] = {"receipt_horizon_height": 1_100, "manifest_hash": NO_MANIFEST}
         await world.snapshots.commit({}, height=1_100, promote=True, **whole)
     gone = server.plane.world("gone")
     await gone.archive()
@@ -256,11 +266,12 @@ async def test_every_metric_is_documented(server: Server, tmp_path: Path, monkey
     services.database.contention = Contention()
     monkeypatch.setattr(type(services.database), "replayed_position", ReplayedPosition(True, "0/1", 5, 1))
     space = SpaceMetrics(services.space_counters)
-    mcp = McpMetrics(SimpleNamespace(requests={}, sessions=0, streams=0))
-    others = IngressMetrics(server.transport.ingress), Recovery(services), NodeMetrics(services), mcp
     others = (
-        *others,
-        SqsMetrics(SimpleNamespace(requests={})),
+        IngressMetrics(server.transport.ingress),
+        Recovery(services),
+        NodeMetrics(services),
+        McpMetrics(SimpleNamespace(requests={}, sessions=0, streams=0)),
+        SqsMetrics(SimpleNamespace(requests={})),  # type: ignore[arg-type]
         QuotaMetrics(services.quotas),
         EncryptionMetrics(services.database),
     )
@@ -302,6 +313,7 @@ async def test_collections_and_what_is_stored_are_measured() -> None:
     success = clock.now_ms() / 1_000
     clock.advance_ms(1_000)
     services = server.transport.services
+    assert services.objects is not None
     services.objects = faulty_objects(services.objects, ChosenFault(0, lambda: Unreachable("The store is away")))
     with pytest.raises(Unreachable):
         await server.plane.gc()
@@ -500,7 +512,7 @@ async def test_metrics_need_permission(server: Server) -> None:
     app = Starlette(routes=[metrics_route(server.metrics, server.transport, SimpleNamespace(authenticate=refuse))])
     assert (await get(app, "/metrics"))[0] == 403
     without_permission = SimpleNamespace(authenticate=lambda *_: SimpleNamespace(authorize_verb=refuse))
-    app = Starlette(routes=[metrics_route(server.metrics, server.transport, without_permission)])  # type: ignore[arg-type]
+    app = Starlette(routes=[metrics_route(server.metrics, server.transport, without_permission)])
     assert (await get(app, "/metrics"))[0] == 403
 
 

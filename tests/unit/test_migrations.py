@@ -48,6 +48,7 @@ from fastness.runtime.maintenance import migrations as moving
 from fastness.runtime.maintenance.migrations import Migrator, PlaneStores
 from fastness.testing.clock import ManualClock
 from fastness.tiers import Tier
+from fastness.wire.backups import BackupFile
 from tests.support.populated import LARGE, everything, populate, use
 
 Cli = Callable[..., Result]
@@ -126,7 +127,8 @@ def test_a_migrated_message_gets_a_fence_that_its_source_never_issued(
     cli("migrate", source, postgres_url, "--objects", objects)
     cli("migrate", postgres_url, back, "--objects", objects)
     fences = []
-    for url, options in ((source, {}), (postgres_url, {"objects": objects}), (back, {})):
+    planes: list[tuple[str, dict[str, Any]]] = [(source, {}), (postgres_url, {"objects": objects}), (back, {})]
+    for url, options in planes:
         with fastness.open(url, **options) as plane:
             message = plane.queue("jobs").receive()
             assert message is not None
@@ -162,9 +164,10 @@ def test_a_plane_survives_a_migration_to_postgresql_and_s3_and_back(
         for plane in (target_hash, restored):
             assert [each.record for each in plane.activity.read(session="crashed").records] == [b'{"c":3}']
     now_ms, came = clock.now_ms(), []
-    for url, options in ((source, {}), (postgres_url, {"objects": bucket, "activity": logs}), (back, {})):
+    options: dict[str, Any] = {"objects": bucket, "activity": logs}
+    for url, kept in ((source, {}), (postgres_url, options), (back, {})):
         clock.jump_to_ms(now_ms)
-        with fastness.open(url, clock=clock, **options) as plane:
+        with fastness.open(url, clock=clock, **kept) as plane:
             came.append(use(plane, clock))
     assert came[0] == came[1] == came[2]
 
@@ -173,7 +176,7 @@ def test_counters_of_several_postgresql_writers_are_merged_in_a_directory(
     cli: Cli, source: str, postgres_url: str, bucket: str, *, tmp_path: Path, clock: ManualClock
 ) -> None:
     cli("migrate", source, postgres_url, "--objects", bucket)
-    options = {"objects": bucket, "activity": str(tmp_path / "logs"), "clock": clock}
+    options: dict[str, Any] = {"objects": bucket, "activity": str(tmp_path / "logs"), "clock": clock}
     for owner in ("one", "two", "three"):  # Each of them has its own counters.
         with fastness.open(postgres_url, **options) as plane:
             jobs = plane.queue("jobs")
@@ -438,7 +441,7 @@ def test_an_object_created_concurrently_is_compared(others: bytes) -> None:
         return opened(path)
 
     source.open = meanwhile  # type: ignore[method-assign, assignment]
-    file = moving.BackupFile("a/b", 5, hashlib.sha256(b"large").hexdigest())
+    file = BackupFile("a/b", 5, hashlib.sha256(b"large").hexdigest())
     if others == b"large":
         assert moving._copy_verified(file, source, target) == 5
     else:
@@ -462,7 +465,7 @@ def test_the_first_of_two_consecutive_errors_is_reported() -> None:
 @pytest.mark.parametrize("missing", [True, False])
 def test_a_store_that_loses_an_object_is_detected(missing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     source, target = open_objects("memory:"), open_objects("memory:")
-    file = moving.BackupFile("a/b", 5, hashlib.sha256(b"large").hexdigest())
+    file = BackupFile("a/b", 5, hashlib.sha256(b"large").hexdigest())
     if missing:
         with pytest.raises(MissingObject, match="a/b is missing in the source"):
             moving._copy_verified(file, source, target)

@@ -16,8 +16,10 @@ import pytest
 
 import fastness
 from fastness import AsyncPlane, limits
+from fastness.backends.rocksdb import RocksDatabase
 from fastness.errors import Closed, DirectoryInUse, DiskFull, InvalidArgument, InvalidUrl, PathUnusable, SchemaMismatch
 from fastness.kv import Database, Transaction
+from fastness.kv.formats import FORMAT
 from fastness.plane import open as opening
 from fastness.testing.clock import ManualClock
 
@@ -107,7 +109,7 @@ def test_a_file_instead_of_the_key_space_is_unusable(tmp_path: Path) -> None:
 
 def test_a_new_folder_is_marked_with_its_format(tmp_path: Path) -> None:
     fastness.open(f"dir:{tmp_path}/deep/data").close()
-    assert json.loads((tmp_path / "deep/data/fastness.json").read_text()) == {"format": opening.FORMAT}
+    assert json.loads((tmp_path / "deep/data/fastness.json").read_text()) == {"format": FORMAT}
     assert sorted(path.name for path in (tmp_path / "deep/data").iterdir()) == ["fastness.json", "kv", "objects"]
 
 
@@ -119,7 +121,7 @@ def everything_in(folder: Path) -> Iterator[tuple[Path, int]]:
 
 
 def test_only_the_owner_can_access_what_is_stored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    before = os.umask(0o022)
+    before, found = os.umask(0o022), list[tuple[Path, int]]()
     try:
         for _ in range(2):
             with fastness.open(f"dir:{tmp_path}/new/data") as plane:
@@ -152,7 +154,7 @@ def test_a_folder_that_others_can_access_is_reported_once_and_not_changed(
     assert stat.S_IMODE(data.stat().st_mode) == mode
 
 
-@pytest.mark.parametrize("found", [opening.FORMAT + 1, 0])
+@pytest.mark.parametrize("found", [FORMAT + 1, 0])
 def test_a_folder_of_another_format_is_refused(tmp_path: Path, found: Any) -> None:
     (tmp_path / "fastness.json").write_text(json.dumps({"format": found}))
     with pytest.raises(SchemaMismatch, match=f"has format {found}"):
@@ -252,10 +254,9 @@ def test_the_home_of_an_unknown_user_is_refused() -> None:
 async def test_a_cancelled_opening_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Database] = []
     arrived, go_on = threading.Event(), threading.Event()
-    real = opening.RocksDatabase
 
     def slow(path: Path, **options: Any) -> Database:
-        opened.append(real(path, **options))
+        opened.append(RocksDatabase(path, **options))
         arrived.set()
         go_on.wait(60)
         return opened[0]

@@ -66,6 +66,7 @@ def test_a_put_over_the_quota_is_refused_and_writes_nothing(plane: Plane) -> Non
     jobs.put(b"1")
     later.put(b"2", delay_seconds=3_600)
     jobs.put(b"3", idempotency_key="three")
+    put: Callable[[], object]
     for put in (
         lambda: jobs.put(b"4"),
         lambda: plane.queue("new").put(b"4"),
@@ -235,7 +236,7 @@ def test_a_server_accepts_and_counts_puts_while_it_measures_a_new_quota(
 ) -> None:
     with fastness.open(postgres_url, universe="shop") as plane, fastness.open(postgres_url, universe="shop") as other:
         quotas = plane._transport.services.quotas  # type: ignore[attr-defined]
-        measure, found = quotas._measure_messages, []
+        measure, found = quotas._measure_messages, list[tuple[int, QuotaExceeded]]()
 
         def put_meanwhile(universe: Any) -> None:
             if not found:

@@ -33,6 +33,8 @@ from fastness.limits import (
     GC_GRACE_SECONDS,
     PAYLOAD_INLINE_BYTES_MAX,
 )
+from fastness.plane.embedded import EmbeddedTransport
+from fastness.plane.services import Services
 from fastness.runtime.maintenance import retention
 from fastness.runtime.maintenance.space_counters import SpaceCounters
 from fastness.runtime.maintenance.space_loop import SpaceLoop, trim_logs
@@ -461,14 +463,19 @@ def make_world(plane: Plane, name: str, *, blob: str | None = None) -> None:
     world.archive()
 
 
+def services_of(plane: Plane) -> Services:
+    assert isinstance(plane._transport, EmbeddedTransport)
+    return plane._transport.services
+
+
 def world_store(plane: Plane) -> WorldStore:
-    services = plane._transport.services
+    services = services_of(plane)
     return WorldStore(services.database, services.objects, BlobStore(services.database, services.objects))
 
 
 def trim_worlds(plane: Plane, **options: float) -> int:
     return retention.trim_worlds(
-        plane._transport.services.database, world_store(plane), msgspec.convert(options, SpaceOptions)
+        services_of(plane).database, world_store(plane), msgspec.convert(options, SpaceOptions)
     )
 
 
@@ -513,7 +520,7 @@ def test_the_worlds_that_were_archived_first_are_deleted_by_bytes(plane: Plane, 
     for name in ("c", "a", "b"):
         make_world(plane, name)
         clock.advance_ms(1)
-    sizes = [retention.size_of(plane._transport.services.database, World("main", name)) for name in ("a", "b", "c")]
+    sizes = [retention.size_of(services_of(plane).database, World("main", name)) for name in ("a", "b", "c")]
     assert min(sizes) > 20 * 100, "segments count"
     assert trim_worlds(plane, archived_bytes_max=sum(sizes)) == 0
     assert trim_worlds(plane, archived_bytes_max=sum(sizes) - 1) == 1
@@ -525,7 +532,7 @@ def test_a_world_that_is_resumed_or_half_deleted_meanwhile(plane: Plane, clock: 
     """A world that was resumed stays. A deletion that stopped after any step is finished."""
     make_world(plane, "ada")
     clock.advance_ms(1_000)
-    database, objects = plane._transport.services.database, plane._transport.services.objects
+    database, objects = services_of(plane).database, services_of(plane).objects
     assert objects is not None
     seen = database.read(worlds.last_meta, World("main", "ada"))
     plane.world("ada").resume()
@@ -559,7 +566,7 @@ def test_the_oldest_dead_letters_are_deleted_by_bytes(plane: Plane, clock: Manua
 
     def trim(bytes_max: int | None) -> tuple[list[int], list[int]]:
         options = SpaceOptions(dead_letter_bytes_max=bytes_max)
-        retention.trim_dead_letters(plane._transport.services.database, options, events.extend)
+        retention.trim_dead_letters(services_of(plane).database, options, events.extend)
         return tuple([each.size for each in plane.queue(name).dead_letters()] for name in ("jobs", "named"))  # type: ignore[return-value]
 
     everything = [5, 5_000, len(LARGE)]
@@ -578,7 +585,7 @@ def test_the_oldest_dead_letters_are_deleted_by_bytes(plane: Plane, clock: Manua
 
 
 def test_results_are_deleted_although_nothing_else_happens(plane: Plane, clock: ManualClock) -> None:
-    database = plane._transport.services.database
+    database = services_of(plane).database
     plane.queue("jobs").put("x", idempotency_key="k")
     consume(plane)
     request = PutMessages("jobs", [NewMessage(b"x")])
@@ -619,7 +626,7 @@ def size_of_key_space(plane: Plane) -> int:
 
 
 def key_space(plane: Plane) -> RocksDatabase:
-    database = plane._transport.services.database
+    database = services_of(plane).database
     assert isinstance(database, RocksDatabase)
     return database
 

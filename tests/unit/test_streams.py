@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from fastness.plane.embedded import AsyncEmbeddedTransport
 from fastness.server import consumers
 from fastness.server.authorization import AllowAll
 from fastness.server.consumers import Consumers
+from fastness.server.replies import encode_replies
 from fastness.server.streams import Streams
 from fastness.threads import run_in_thread
 from fastness.tiers import Tier
@@ -25,7 +26,7 @@ from fastness.wire.atomic import CommitAtomic
 from fastness.wire.blobs import PutBlob
 from fastness.wire.canonical import canonical
 from fastness.wire.frames import PROTOCOL, Call, Hello, decode_hello, encode
-from fastness.wire.queues import GetQueueStats, NewMessage, PeekMessages, PutMessages, ReceiveMessages
+from fastness.wire.queues import GetQueueStats, NewMessage, PeekMessages, PutMessages, Receipts, ReceiveMessages
 from fastness.wire.states import FoundState, GetState, UpdateState
 from fastness.wire.worlds import ReadJournal
 
@@ -42,11 +43,13 @@ async def transport() -> AsyncIterator[AsyncEmbeddedTransport]:
     await transport.close()
 
 
+class SocketStreams(Streams):
+    """Streams whose peers are served through a FakeSocket."""
+
+
 @pytest.fixture(params=["messages", "a socket"])
 def streams(transport: AsyncEmbeddedTransport, request: pytest.FixtureRequest) -> Streams:
-    streams = Streams(transport)
-    streams.has_sockets = request.param == "a socket"
-    return streams
+    return SocketStreams(transport) if request.param == "a socket" else Streams(transport)
 
 
 async def until(condition: Callable[[], Any]) -> None:
@@ -100,8 +103,8 @@ class Peer:
         self.received = 0  # Messages that the server has asked for.
         self._session = session
         self._inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        self._socket = FakeSocket(self) if streams.has_sockets else None
-        self.serving = asyncio.create_task(streams.serve(AllowAll(), self._receive, self._send, self._socket))
+        self._socket = FakeSocket(self) if isinstance(streams, SocketStreams) else None
+        self.serving = asyncio.create_task(streams.serve(AllowAll(), self._receive, self._send, self._socket))  # type: ignore[arg-type]
 
     async def __aenter__(self) -> "Peer":
         self._inbox.put_nowait({"type": "websocket.connect"})
@@ -144,7 +147,7 @@ class Peer:
         self.received += 1
         return await self._inbox.get()
 
-    async def _send(self, message: dict[str, Any]) -> None:
+    async def _send(self, message: MutableMapping[str, Any]) -> None:
         await self.reading.wait()
         if self.closed is not None:
             raise OSError("the connection is lost")
@@ -173,6 +176,7 @@ async def test_call_of_a_closed_connection_does_not_start(transport: AsyncEmbedd
     assert isinstance(outcome, Closed)
     assert await puts(transport) == 0
     [outcome] = await call_batch(transport, [Call(0, PUT, "key")], lambda: True)
+    assert isinstance(outcome, Receipts)
     assert len(outcome.receipts) == 1
 
 
@@ -560,14 +564,8 @@ async def synced(tmp_path: Path) -> AsyncIterator[AsyncEmbeddedTransport]:
     await transport.close()
 
 
-def streams_of(transport: AsyncEmbeddedTransport) -> Streams:
-    streams = Streams(transport)
-    streams.has_sockets = True
-    return streams
-
-
 async def test_messages_of_one_sync_share_frames(synced: AsyncEmbeddedTransport) -> None:
-    async with Peer(streams_of(synced)) as peer:
+    async with Peer(SocketStreams(synced)) as peer:
         await fill(synced, 100)
         peer.send([Call(number, RECEIVE, f"key {number}") for number in range(100)])
         await until(lambda: len(peer.replies) == 100)
@@ -580,7 +578,7 @@ async def test_long_message_gets_its_own_frame(synced: AsyncEmbeddedTransport) -
     body = b"x" * 100_000
     stored = await synced.call(PutBlob(body))
     await synced.call(PutMessages("jobs", [NewMessage(blob=stored.hash, blob_size=len(body))] * 5))
-    async with Peer(streams_of(synced)) as peer:
+    async with Peer(SocketStreams(synced)) as peer:
         peer.send([Call(number, RECEIVE) for number in range(5)])
         await until(lambda: len(peer.replies) == 5)
         assert [len(decode(frame)) for frame in peer.frames[1:]] == [1] * 5
@@ -592,7 +590,7 @@ async def test_messages_are_released_if_the_connection_closes_before_their_frame
 ) -> None:
     """Messages are leased and synced, and the connection closes before the frame is written."""
     flush, abandoned = Consumers._flush, []
-    streams = streams_of(synced)
+    streams = SocketStreams(synced)
 
     def abandon_first(self: Consumers) -> None:
         abandoned.append(len(self._ready))
@@ -612,7 +610,7 @@ async def test_messages_of_a_stalled_connection_that_closes_are_released_at_once
     synced: AsyncEmbeddedTransport,
 ) -> None:
     await fill(synced, 5)
-    streams = streams_of(synced)
+    streams = SocketStreams(synced)
     async with Peer(streams) as peer:
         peer.reading.clear()
         peer.send([Call(number, RECEIVE) for number in range(5)])
@@ -626,14 +624,13 @@ async def test_replies_that_cannot_share_a_frame_are_sent_singly(
     synced: AsyncEmbeddedTransport, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     if broken == "not encoded":
-        encode_all = consumers.encode_replies
         monkeypatch.setattr(
-            consumers, "encode_replies", lambda replies: encode_all(replies) if len(replies) == 1 else None
+            consumers, "encode_replies", lambda replies: encode_replies(replies) if len(replies) == 1 else None
         )
     else:
         monkeypatch.setattr("fastness.server.replies.FRAME_BYTES_MAX", 2_000)
     await fill(synced, 5)
-    async with Peer(streams_of(synced)) as peer:
+    async with Peer(SocketStreams(synced)) as peer:
         peer.send([Call(number, RECEIVE) for number in range(5)])
         await until(lambda: len(peer.replies) == 5)
         assert [len(decode(frame)) for frame in peer.frames[1:]] == [1] * 5

@@ -85,7 +85,7 @@ async def test_span_of_a_request_is_a_child_of_the_callers_span(app: Any, monkey
     telemetry = Telemetry(monkeypatch)
     assert await send_request(app, "GET", "/v1/queues", traceparent=PARENT) == 200
     assert await send_request(app, "GET", "/v1/queues") == 200
-    put = {"body": b'{"queue": "jobs", "payload": 1}', "content_type": "application/json"}
+    put: dict[str, Any] = {"body": b'{"queue": "jobs", "payload": 1}', "content_type": "application/json"}
     assert await send_request(app, "POST", "/v1/queue/enqueue", traceparent=PARENT, idempotency_key="k", **put) == 200
     assert await send_request(app, "GET", "/v1/state/no%20key!", traceparent=PARENT) == 400
     assert await send_request(app, "POST", "/v1/blobs", b"bytes", traceparent=PARENT) == 201
@@ -140,7 +140,7 @@ async def test_failing_telemetry_does_not_fail_a_request(
             fail()
 
     monkeypatch.setattr(telemetry, "start_as_current_span", start)
-    put = {"body": b'{"queue": "jobs", "payload": 1}', "content_type": "application/json"}
+    put: dict[str, Any] = {"body": b'{"queue": "jobs", "payload": 1}', "content_type": "application/json"}
     assert await send_request(app, "POST", "/v1/queue/enqueue", **put) == 200
     assert await send_request(app, "GET", "/v1/state/no%20key!") == 400
     assert "no collector" in caplog.text
