@@ -127,9 +127,8 @@ def test_only_the_owner_can_access_what_is_stored(tmp_path: Path, caplog: pytest
             with fastness.open(f"dir:{tmp_path}/new/data") as plane:
                 plane.blobs.put(b"large" * 10_000)
                 plane.activity.log("s", {"a": 1})
-                assert plane.activity.read(
-                    session="s"
-                )  # It is in a local file now, and in the object store once closed.
+                # It is in a local file now, and in the object store once closed.
+                assert plane.activity.read(session="s").records
                 found = list(everything_in(tmp_path / "new"))
     finally:
         os.umask(before)

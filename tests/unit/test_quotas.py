@@ -164,7 +164,7 @@ def test_a_schedule_of_a_full_universe_leaves_a_run_out(clock: ManualClock) -> N
         plane.quotas.set("shop", Quota(messages=1))
         before = jobs.schedule("minutely", "* * * * *", b"").next_ms
         clock.advance_ms(60_000)
-        assert jobs.receive_many(2)[0].ack() is None
+        jobs.receive_many(2)[0].ack()
         assert jobs.stats().ready == 0, "the run was left out"
         assert jobs.schedules()[0].next_ms == before + 60_000
         clock.advance_ms(60_000)
