@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from types import UnionType
 from typing import Any
 
 import pytest
@@ -122,7 +123,7 @@ class Agent:
             self.batches.append(frames)
             self.session.on_written(size)
 
-    def all(self, kind: type[Any]) -> list[Any]:
+    def all(self, kind: type[Any] | UnionType) -> list[Any]:
         return [frame for frame in self.frames if isinstance(frame, kind)]
 
     @property
@@ -147,7 +148,7 @@ class Agent:
 
     async def answer(self, id: str) -> Any:
         def found() -> list[Any]:
-            return [frame for frame in self.all(Sent | Error | RateLimited) if frame.message_id == id]  # type: ignore[arg-type]
+            return [frame for frame in self.all(Sent | Error | RateLimited) if frame.message_id == id]
 
         await eventually_async(found)
         return found()[0]

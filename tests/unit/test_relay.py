@@ -482,7 +482,7 @@ async def test_rejected_sends_are_answered_and_do_not_affect_others(
             Send("good-2", "bob", Body(b"x")),
         ]
         ada.session.receive(frames)
-        await eventually_async(lambda: len(ada.all(Sent | Error)) == len(frames))  # type: ignore[arg-type]
+        await eventually_async(lambda: len(ada.all(Sent | Error)) == len(frames))
         errors = {error.message_id: (error.code, error.retry) for error in ada.all(Error)}
         assert errors == {
             "blocked": ("sender_blocked", "never"),
