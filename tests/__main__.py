@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
@@ -112,7 +112,7 @@ class Run:
         self.total = Outcome()
         self.running: dict[int, Running] = {}
         self.before: dict[str, float] = json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
-        self._weights: Counter[str] = Counter()
+        self._weights: defaultdict[str, float] = defaultdict(float)
         for test, seconds in self.before.items():
             self._weights[test.partition("::")[0]] += seconds
 
