@@ -39,16 +39,18 @@ from fastness.wire.worlds import CommitSnapshot
 from tests.support.failures import Failures
 from tests.support.http_server import serving
 from tests.support.populated_plane import PopulatedPlane, request_of
-from tests.support.request_values import filled, options_of, right
+from tests.support.request_values import filled, is_decodable, options_of, right
 
 TEXTS = (
     "",
     "a b",
     "ü",
+    ".",
     "..",
     "a/b",
     "a\n",
     "\0",
+    "\x7f",
     "g" * 64,
     "0" * 63,
     "0" * 65,
@@ -326,6 +328,40 @@ def test_values_at_the_bounds_are_accepted(populated: PopulatedPlane) -> None:
 def kind_of(error: FastnessError | None) -> str:
     """The text of an error without the values in it."""
     return "" if error is None else re.sub(r"'.*?'|[\d.,]+", "#", str(error))
+
+
+WRONG = (True, 5, 5.0, "5", b"5", None, [], {}, object())  # Each is wrong for some types.
+
+
+def others_of(kind: Any) -> Iterator[Any]:
+    """Values of all types, and those as the items of a list or dictionary."""
+    yield from WRONG
+    for option in options_of(kind):
+        origin, items = get_origin(option), get_args(option)
+        if origin is list:
+            yield from ([each] for each in WRONG)
+        elif origin is dict:
+            yield from ({right(items[0]): each} for each in WRONG)
+            yield from ({each: right(items[1])} for each in WRONG if each.__hash__)
+
+
+def test_values_that_a_server_could_not_decode_are_refused_by_an_embedded_plane(populated: PopulatedPlane) -> None:
+    """In the fields of every request, and of the structs in it."""
+    failures = Failures()
+    for kind in REQUESTS:
+        request = sample(populated, kind)
+        before = populated.everything()
+        for struct, field, put in places(request):
+            for value in others_of(field.type):
+                case = Case(put(value), struct.__name__, field.name, value, False)
+                if not is_decodable(case.request):
+                    with failures.of(case):
+                        error = refusal(populated.transport, case.request)
+                        assert type(error) is InvalidArgument, repr(error)
+                        assert str(error).startswith(field.name), str(error)
+        with failures.of(kind.__name__):
+            assert populated.everything() == before
+    failures.check()
 
 
 # Other ways in.

@@ -24,7 +24,7 @@ from fastness.wire.queues import MessageLease, NewMessage, PutMessages, QueuePol
 from fastness.wire.requests import Request
 from fastness.wire.type_checks import check_types, refusal_of
 from tests.support.http_server import serving
-from tests.support.request_values import SCALARS, filled, options_of
+from tests.support.request_values import SCALARS, filled, is_decodable, options_of
 
 
 def wrong(kind: Any) -> Any:
@@ -236,15 +236,6 @@ VALUES = st.recursive(
     max_leaves=4,
 )
 STRUCTS = (NewMessage, QueuePolicy, MessageLease, LeaseProof)
-
-
-def is_decodable(value: msgspec.Struct) -> bool:
-    """Whether a server can decode it."""
-    try:
-        msgspec.msgpack.decode(msgspec.msgpack.encode(value), type=type(value))
-    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError):
-        return False
-    return True
 
 
 @given(st.data())

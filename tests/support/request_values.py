@@ -33,3 +33,12 @@ def right(kind: Any) -> Any:
 def filled(kind: type[msgspec.Struct]) -> Any:
     """A struct whose required fields have values of their types."""
     return kind(**{each.name: right(each.type) for each in msgspec.structs.fields(kind) if each.required})
+
+
+def is_decodable(value: msgspec.Struct) -> bool:
+    """Whether a server can decode it."""
+    try:
+        msgspec.msgpack.decode(msgspec.msgpack.encode(value), type=type(value))
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError):
+        return False
+    return True
