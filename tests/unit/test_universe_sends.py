@@ -20,7 +20,7 @@ from fastness.errors import (
     WorldNotActive,
     WorldNotFound,
 )
-from fastness.limits import INBOX_INLINE_BYTES_MAX, SEND_BYTES_MAX, SEND_UNIVERSES_MAX
+from fastness.limits import INBOX_INLINE_BYTES_MAX, SEND_BYTES_MAX
 from fastness.tasks.planes import async_plane_of
 from fastness.testing import HostTest, crash_everywhere
 from fastness.testing.clock import ManualClock
@@ -92,9 +92,7 @@ WRONG: list[tuple[dict[str, Any], type[FastnessError]]] = [
     ({"to": "nowhere"}, WorldNotFound),
     ({"to": "archived"}, WorldNotActive),
     ({"to": "run:1"}, SendRefused),
-    ({"to": "a b"}, InvalidName),
     ({"to_universe": "shop"}, InvalidArgument),
-    ({"to_universe": ""}, InvalidName),
     ({"payload": bytes(SEND_BYTES_MAX + 1)}, PayloadTooLarge),
     ({"schema": "x" * 2_000}, PayloadTooLarge),
 ]
@@ -142,10 +140,9 @@ def test_a_policy_keeps_the_lists_that_are_not_given(shop: Plane) -> None:
     wrong: list[Callable[[], object]] = [
         lambda: shop.hosting.set_policy(sends_to=["a b"]),
         lambda: shop.hosting.set_policy(accepts_from=[""]),
-        lambda: shop.hosting.set_policy(accepts_from=[str(each) for each in range(SEND_UNIVERSES_MAX + 1)]),
     ]
     for each in wrong:
-        with pytest.raises((InvalidName, InvalidArgument)):
+        with pytest.raises(InvalidName):
             each()
     assert shop.hosting.policy() == SendPolicy(["a", "b"], ["*"])
     assert bank_of(shop).hosting.policy() == SendPolicy()
