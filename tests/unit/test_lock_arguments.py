@@ -1,5 +1,7 @@
 """The lock table validates paths, modes, timeouts and levels."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -57,27 +59,28 @@ async def test_an_invalid_path_is_rejected(table: LockTable) -> None:
     failures.check()
 
 
-@pytest.mark.parametrize("paths", ["record_id", ["record_id", "task/1"], None, 7, [None]], ids=repr)
-def test_acquire_all_needs_a_list_of_paths(table: LockTable, paths: Any) -> None:
-    with pytest.raises(InvalidArgument):
-        table.acquire_all(paths)
-
-
-@pytest.mark.parametrize("mode", ["", "SIX", "x", "EXCLUSIVE", None, 3, [], {}], ids=repr)
-def test_an_unknown_mode_is_rejected_with_the_known_ones(table: LockTable, mode: Any) -> None:
-    with pytest.raises(InvalidArgument, match="IS, IX, S, X"):
-        table.acquire(row(1), mode)
-
-
-@pytest.mark.parametrize(
-    "seconds", [-1, -0.001, float("nan"), float("inf"), float("-inf"), "1", True, [], 1j], ids=repr
-)
-async def test_a_timeout_is_a_number_of_seconds(table: LockTable, seconds: Any) -> None:
-    with pytest.raises(InvalidArgument, match="timeout_seconds"):
-        table.acquire(row(1), timeout_seconds=seconds)
-    with pytest.raises(InvalidArgument, match="timeout_seconds"):
-        await table.acquire_async(row(1), timeout_seconds=seconds)
-    assert_empty(table)
+async def test_other_invalid_arguments_are_rejected(table: LockTable) -> None:
+    timeouts: list[Any] = [-1, -0.001, float("nan"), float("inf"), float("-inf"), "1", True, [], 1j]
+    cases: list[tuple[Callable[[Any], object], str | None, list[Any]]] = [
+        (table.acquire_all, None, ["record_id", ["record_id", "task/1"], None, 7, [None]]),
+        (partial(table.acquire, row(1)), "IS, IX, S, X", ["", "SIX", "x", "EXCLUSIVE", None, 3, [], {}]),
+        (lambda seconds: table.acquire(row(1), timeout_seconds=seconds), "timeout_seconds", timeouts),
+        (LockTable, None, [(), "database", ("a", ""), ("a", 7), ("a", "A"), 7, None]),
+        (lambda number: LockTable(waiters_max=number), "waiters_max", [-1, 1.5, "1", None, True]),
+    ]
+    failures = Failures()
+    for call, message, values in cases:
+        for value in values:
+            with failures.of((call, value)):
+                with pytest.raises(InvalidArgument, match=message):
+                    call(value)
+                assert_empty(table)
+    for seconds in timeouts:
+        with failures.of(seconds):
+            with pytest.raises(InvalidArgument, match="timeout_seconds"):
+                await table.acquire_async(row(1), timeout_seconds=seconds)
+            assert_empty(table)
+    failures.check()
 
 
 def test_a_very_long_timeout_is_accepted(table: LockTable, ada: Actor, bob: Actor) -> None:
@@ -86,18 +89,6 @@ def test_a_very_long_timeout_is_accepted(table: LockTable, ada: Actor, bob: Acto
     until_waiting(table, 1)
     held.release()
     done(waiting)
-
-
-@pytest.mark.parametrize("levels", [(), "database", ("a", ""), ("a", 7), ("a", "A"), 7, None], ids=repr)
-def test_level_names_must_be_unique(levels: Any) -> None:
-    with pytest.raises(InvalidArgument):
-        LockTable(levels)
-
-
-@pytest.mark.parametrize("number", [-1, 1.5, "1", None, True], ids=repr)
-def test_waiters_max_must_be_an_integer(number: Any) -> None:
-    with pytest.raises(InvalidArgument, match="waiters_max"):
-        LockTable(waiters_max=number)
 
 
 def test_level_names_are_case_insensitive(table: LockTable) -> None:
