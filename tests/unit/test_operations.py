@@ -33,6 +33,7 @@ from fastness.wire.pairs import DeletePair, GetPair, PutPair, ScanPairs, Value
 from fastness.wire.planes import MarkRestored, RaiseFormat
 from fastness.wire.queues import ReceiveMessages
 from fastness.wire.requests import Committed, Request, RequestWithoutTier
+from tests.support.failures import Failures
 
 
 def requests() -> Iterator[type[Request[Any]]]:
@@ -47,8 +48,6 @@ def requests() -> Iterator[type[Request[Any]]]:
 REQUESTS = [request for request in requests() if request not in (Request, RequestWithoutTier)]
 ANY_REQUEST = reduce(or_, REQUESTS)
 INTEGERS = st.integers(-(2**63), 2**64 - 1)  # What msgpack can carry.
-
-every_request = pytest.mark.parametrize("kind", REQUESTS, ids=lambda kind: kind.__name__)
 
 
 def instances(kind: type[Request[Any]]) -> st.SearchStrategy[Request[Any]]:
@@ -95,11 +94,6 @@ def test_a_request_has_one_handler() -> None:
         transaction(again)
 
 
-@every_request
-def test_only_transactions_are_declared_as_atomic(kind: type[Request[Any]]) -> None:
-    assert not kind.operation.atomic or OPERATIONS[kind].run is not None or kind is WriteEntities
-
-
 def test_the_protocol_document_lists_the_operations_of_an_atomic_list() -> None:
     text = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
     [listed] = re.findall(r"^`POST /v1/atomic` takes a list of requests .*?: (.*?)\. ", text, re.DOTALL | re.MULTILINE)
@@ -143,68 +137,68 @@ def test_what_needs_more_than_a_transaction_is_no_part_of_one() -> None:
         database.transact(execute, PutBlob(b"data"))
 
 
-@every_request
-def test_a_request_names_its_operation_in_op(kind: type[Request[Any]]) -> None:
-    config = kind.__struct_config__
-    assert config.tag_field == "op"
-    assert config.tag == config.tag.lower()
-    module = kind.__module__.rpartition(".")[2]
-    assert config.tag.partition(".")[0] == {"health_checks": "checkups", "quotas": "universes"}.get(module, module)
-    assert config.frozen
+def test_the_declarations_of_requests_have_their_form() -> None:
+    failures = Failures()
+    for kind in REQUESTS:
+        with failures.of(kind.__name__):
+            config = kind.__struct_config__
+            assert config.tag_field == "op"
+            assert config.tag == config.tag.lower()
+            module = kind.__module__.rpartition(".")[2]
+            area = {"health_checks": "checkups", "quotas": "universes"}.get(module, module)
+            assert config.tag.partition(".")[0] == area
+            assert config.frozen
+            assert not kind.operation.atomic or OPERATIONS[kind].run is not None or kind is WriteEntities
+            (tier,) = (field for field in msgspec.structs.fields(kind) if field.name == "tier")
+            # A default receive waits for the puts, and an explicit tier for the leases too.
+            assert tier.default is (None if kind is ReceiveMessages else Tier.CRITICAL)
+    failures.check()
 
 
-@every_request
 @settings(max_examples=10)  # For each of the requests.
 @given(data=st.data())
-def test_a_request_crosses_the_wire_unchanged(kind: type[Request[Any]], data: st.DataObject) -> None:
+def check_encoding(kind: type[Request[Any]], data: st.DataObject) -> None:
     request = data.draw(instances(kind))
     body = msgspec.msgpack.encode(request)
-    assert msgspec.msgpack.decode(body)["op"] == kind.__struct_config__.tag
+    fields = msgspec.msgpack.decode(body)
+    assert fields["op"] == kind.__struct_config__.tag
     arrived = msgspec.msgpack.decode(body, type=ANY_REQUEST)
     assert type(arrived) is kind
     assert arrived == request
-
-
-@every_request
-@settings(max_examples=10)  # For each of the requests.
-@given(data=st.data())
-def test_a_request_with_an_unknown_field_is_refused(kind: type[Request[Any]], data: st.DataObject) -> None:
-    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(data.draw(instances(kind))))
     with pytest.raises(msgspec.ValidationError, match="unknown field"):
         msgspec.msgpack.decode(msgspec.msgpack.encode({**fields, "colour": 1}), type=ANY_REQUEST)
 
 
-@pytest.mark.parametrize(
-    "fields", [{"op": "pairs.burn"}, {}, {"op": "pairs.get"}, {"op": "pairs.get", "key": 7}], ids=repr
-)
-def test_a_request_that_is_none_is_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(msgspec.ValidationError):
-        msgspec.msgpack.decode(msgspec.msgpack.encode(fields), type=ANY_REQUEST)
+def test_a_request_crosses_the_wire_unchanged_and_an_unknown_field_is_refused() -> None:
+    failures = Failures()
+    for kind in REQUESTS:
+        with failures.of(kind.__name__):
+            check_encoding(kind=kind)
+    failures.check()
 
 
-@every_request
-def test_a_request_waits_for_the_strongest_promise_unless_told_otherwise(kind: type[Request[Any]]) -> None:
-    (tier,) = (field for field in msgspec.structs.fields(kind) if field.name == "tier")
-    # A default receive waits for the puts, and an explicit tier for the leases too.
-    assert tier.default is (None if kind is ReceiveMessages else Tier.CRITICAL)
+def test_a_request_that_is_none_is_refused() -> None:
+    for fields in ({"op": "pairs.burn"}, {}, {"op": "pairs.get"}, {"op": "pairs.get", "key": 7}):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.msgpack.decode(msgspec.msgpack.encode(fields), type=ANY_REQUEST)
 
 
 class BurnPair(Request[Value], frozen=True, tag="pairs.burn"):
     key: bytes
 
 
-UNKNOWN = [BurnPair(b"a"), Request(), object(), None, "pairs.get", GetPair]
-
-
-@pytest.mark.parametrize("request_", UNKNOWN, ids=lambda given: type(given).__name__)
-async def test_an_unknown_request_is_refused_at_every_door(request_: Any) -> None:
-    with MemoryDatabase() as database:
-        with pytest.raises(InvalidArgument, match="not a request of this plane"):
-            database.transact(execute, request_)
-        with pytest.raises(InvalidArgument, match="not a request of this plane"):
-            EmbeddedTransport(Services(database)).call(request_)
-        with pytest.raises(InvalidArgument, match="not a request of this plane"):
-            await AsyncEmbeddedTransport(Services(database)).call(request_)
+async def test_an_unknown_request_is_refused_wherever_it_is_executed() -> None:
+    failures = Failures()
+    unknown: list[Any] = [BurnPair(b"a"), Request(), object(), None, "pairs.get", GetPair]
+    for request in unknown:
+        with MemoryDatabase() as database, failures.of(request):
+            with pytest.raises(InvalidArgument, match="not a request of this plane"):
+                database.transact(execute, request)
+            with pytest.raises(InvalidArgument, match="not a request of this plane"):
+                EmbeddedTransport(Services(database)).call(request)
+            with pytest.raises(InvalidArgument, match="not a request of this plane"):
+                await AsyncEmbeddedTransport(Services(database)).call(request)
+    failures.check()
 
 
 def test_requests_of_one_transaction_see_each_other() -> None:
@@ -215,8 +209,9 @@ def test_requests_of_one_transaction_see_each_other() -> None:
         assert database.transact(work) == [Committed(Tier.IMPORTANT), Value(b"1")]
 
 
-@pytest.mark.parametrize("request_", [GetPair(b"a"), ScanPairs(b"a", b"b")], ids=repr)
-def test_an_operation_that_reads_only_runs_on_a_snapshot(request_: Request[Any]) -> None:
-    assert OPERATIONS[type(request_)].reads_only
+def test_an_operation_that_reads_only_runs_on_a_snapshot() -> None:
+    requests: list[Request[Any]] = [GetPair(b"a"), ScanPairs(b"a", b"b")]
     with MemoryDatabase() as database:
-        database.read(execute, request_)
+        for request in requests:
+            assert OPERATIONS[type(request)].reads_only
+            database.read(execute, request)

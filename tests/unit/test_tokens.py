@@ -78,6 +78,7 @@ from fastness.wire.sqs import (
 from fastness.wire.states import UpdateState
 from fastness.wire.tokens import CreateToken, ListTokens, NewToken, RevokeToken, ShowOwnToken, split_token, token_text
 from fastness.wire.worlds import CheckRestore, GetBaseline
+from tests.support.failures import Failures
 
 HASH = hashlib.sha256(b"secret").digest()
 PUT = PutMessages("jobs", [NewMessage(b"1")])
@@ -229,18 +230,16 @@ def test_every_request_has_a_verb() -> None:
     assert set(verbs) <= set(known_verbs())
 
 
-@pytest.mark.parametrize(
-    ("allowed", "covered"),
-    [
+def test_a_pattern_covers_a_noun_or_everything() -> None:
+    verbs = {"queue:put", "queue:policy.set", "token:create"}
+    for allowed, covered in (
         (["queue:put"], {"queue:put"}),
         (["queue:*"], {"queue:put", "queue:policy.set"}),
-        (["*"], {"queue:put", "queue:policy.set", "token:create"}),
+        (["*"], verbs),
         (["queue"], set()),
         ([], set()),
-    ],
-)
-def test_a_pattern_covers_a_noun_or_everything(allowed: list[str], covered: set[str]) -> None:
-    assert {verb for verb in ("queue:put", "queue:policy.set", "token:create") if covers(allowed, verb)} == covered
+    ):
+        assert {verb for verb in verbs if covers(allowed, verb)} == covered, allowed
 
 
 def test_unknown_verb_is_refused_with_the_nearest_one() -> None:
@@ -260,12 +259,9 @@ def test_universes_are_names_or_a_star() -> None:
         checked_universes([])
 
 
-@pytest.mark.parametrize("text", ["", "fnt_", "fnt_x_y", f"fnt_{'0' * 32}_", f"fnt_{'0' * 32}_{'a' * 200}", "x" * 90])
-def test_invalid_token_text_is_not_split(text: str) -> None:
-    assert split_token(text) is None
-
-
 def test_split_token_inverts_token_text() -> None:
+    for text in ("", "fnt_", "fnt_x_y", f"fnt_{'0' * 32}_", f"fnt_{'0' * 32}_{'a' * 200}", "x" * 90):
+        assert split_token(text) is None, text
     assert split_token(token_text("0" * 32, "s" * 48)) == ("0" * 32, "s" * 48)
 
 
@@ -296,22 +292,17 @@ def with_universes(kind: Any, names: Iterator[str]) -> Any:
     return kind(**values)
 
 
-@pytest.mark.parametrize("kind", OPERATIONS, ids=lambda kind: kind.__name__)
-def test_every_universe_of_a_request_is_found(kind: type[Request[Any]]) -> None:
-    class Whole(kind, frozen=True, omit_defaults=False, tag=f"{permission_of(kind)}.whole"):  # type: ignore[misc, valid-type]
-        pass
-
-    request = with_universes(kind, (f"u{n}" for n in range(10)))
-    fields = {name: getattr(request, name) for name in request.__struct_fields__}
-    encoded = msgspec.to_builtins(Whole(**fields))
-    expected = universes_in(encoded) | ({UNIVERSE} if kind is CommitAtomic else set())  # Defaults are not encoded.
-    assert set(universes_of(request)) == expected
-    assert universes_of(request) is not None
-
-
-def test_no_request_field_has_the_type_any() -> None:
+def test_every_universe_of_a_request_is_found() -> None:
+    failures = Failures()
     for kind in OPERATIONS:
-        assert not [field.name for field in msgspec.structs.fields(kind) if field.type is Any]
+        whole = msgspec.defstruct("Whole", [], bases=(kind,), frozen=True, tag="whole", omit_defaults=False)
+        with failures.of(kind.__name__):
+            request = with_universes(kind, (f"u{n}" for n in range(10)))
+            encoded = msgspec.to_builtins(whole(**msgspec.structs.asdict(request)))
+            default = {UNIVERSE} if kind is CommitAtomic else set()  # Defaults are not encoded.
+            assert set(universes_of(request)) == universes_in(encoded) | default
+            assert not [field.name for field in msgspec.structs.fields(kind) if field.type is Any]
+    failures.check()
 
 
 # Through the plane.
@@ -351,32 +342,28 @@ def test_token_is_revoked_by_its_id_or_its_text(plane: Tokens) -> None:
     assert all(token.revoked_ms for token in plane.page().tokens)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
+def test_invalid_token_options_are_refused(plane: Tokens) -> None:
+    failures = Failures()
+    for wrong in (
         {"universes": "a b"},
         {"universes": []},
         {"verbs": "queue:burn"},
         {"verbs": ""},
-        {"ttl_seconds": 0},
-        {"ttl_seconds": float("nan")},
-        {"ttl_seconds": 1e12},
         {"rate_per_second": 0},
         {"rate_per_second": float("inf")},
         {"body_bytes_max": 0},
-    ],
-    ids=repr,
-)
-def test_invalid_token_options_are_refused(plane: Tokens, wrong: dict[str, Any]) -> None:
-    with pytest.raises((InvalidArgument, InvalidName)):
-        plane.create("ci", **{"universes": "*", "verbs": "*", **wrong})
-    assert plane.page().tokens == []
+    ):
+        with failures.of(wrong):
+            options: dict[str, Any] = {"universes": "*", "verbs": "*", **wrong}
+            with pytest.raises((InvalidArgument, InvalidName)):
+                plane.create("ci", **options)
+            assert plane.page().tokens == []
+    failures.check()
 
 
-@pytest.mark.parametrize("digest", ["", "x" * 64, "ab" * 31, "AB" * 32])
-def test_invalid_secret_hash_is_refused(plane: Tokens, digest: str) -> None:
+def test_a_secret_hash_is_in_lower_case(plane: Tokens) -> None:
     with pytest.raises(InvalidArgument, match="SHA-256"):
-        plane._transport.call(CreateToken("ci", ["*"], ["*"], digest))
+        plane._transport.call(CreateToken("ci", ["*"], ["*"], "AB" * 32))
 
 
 # The authenticator.
@@ -493,18 +480,17 @@ OTHER_UNIVERSE = [
 ]
 
 
-@pytest.mark.parametrize("request_", OTHER_UNIVERSE, ids=lambda request: repr(request)[:60])
-async def test_token_of_one_universe_cannot_access_another(server: TokenServer, request_: Request[Any]) -> None:
+async def test_token_of_one_universe_cannot_access_another(server: TokenServer) -> None:
     authorizer = server.authenticate(await server.token("main"))
-    with pytest.raises(NotAllowed, match="is not for"):
-        authorizer.authorize(request_)
-    assert server.rejected == ["not_allowed"]
-
-
-@pytest.mark.parametrize("universe", ["MAIN", "Main"])
-async def test_a_universe_in_another_case_is_another_universe(server: TokenServer, universe: str) -> None:
-    with pytest.raises(NotAllowed):
-        server.authenticate(await server.token("main")).authorize(PutMessages("jobs", [NewMessage(b"1")], universe))
+    in_another_case = [PutMessages("jobs", [NewMessage(b"1")], universe) for universe in ("MAIN", "Main")]
+    failures = Failures()
+    for request in (*OTHER_UNIVERSE, *in_another_case):
+        with failures.of(request):
+            server.rejected.clear()
+            with pytest.raises(NotAllowed, match="is not for"):
+                authorizer.authorize(request)
+            assert server.rejected == ["not_allowed"]
+    failures.check()
 
 
 async def test_token_may_cover_several_universes_or_all(server: TokenServer) -> None:
@@ -691,20 +677,23 @@ class _NoPlane:
 # Addresses.
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost", "LOCALHOST"])
-def test_loopback_address_needs_no_tokens_or_tls(host: str) -> None:
-    assert is_loopback(host)
-    check_bind(host, tokens_on=False, tls=False, insecure=False)
+def test_loopback_address_needs_no_tokens_or_tls() -> None:
+    for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost", "LOCALHOST"):
+        assert is_loopback(host), host
+        check_bind(host, tokens_on=False, tls=False, insecure=False)
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.com", "", "127.0.0.1.example.com"])
-def test_any_other_address_needs_tokens_and_tls(host: str) -> None:
-    with pytest.raises(InvalidArgument, match=r"refused unless tokens are on.*fastness token create --universe u"):
-        check_bind(host, tokens_on=False, tls=True, insecure=True)
-    with pytest.raises(InvalidArgument, match=r"without TLS.*--insecure"):
-        check_bind(host, tokens_on=True, tls=False, insecure=False)
-    check_bind(host, tokens_on=True, tls=True, insecure=False)
-    check_bind(host, tokens_on=True, tls=False, insecure=True)
+def test_any_other_address_needs_tokens_and_tls() -> None:
+    failures = Failures()
+    for host in ("0.0.0.0", "::", "10.0.0.1", "example.com", "", "127.0.0.1.example.com"):
+        with failures.of(host):
+            with pytest.raises(InvalidArgument, match=r"unless tokens are on.*fastness token create --universe u"):
+                check_bind(host, tokens_on=False, tls=True, insecure=True)
+            with pytest.raises(InvalidArgument, match=r"without TLS.*--insecure"):
+                check_bind(host, tokens_on=True, tls=False, insecure=False)
+            check_bind(host, tokens_on=True, tls=True, insecure=False)
+            check_bind(host, tokens_on=True, tls=False, insecure=True)
+    failures.check()
 
 
 def test_loopback_without_tokens_needs_no_authentication() -> None:
@@ -714,34 +703,21 @@ def test_loopback_without_tokens_needs_no_authentication() -> None:
     assert isinstance(make_authenticator(_NoPlane(), tokens_on=True), TokenAuthenticator)
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
+def test_local_process_can_call_a_server_without_tokens_and_a_web_page_cannot() -> None:
+    failures = Failures()
+    for headers in (
         {"origin": "https://evil.example", "host": "127.0.0.1:9440"},
         {"origin": "null", "host": "localhost:9440"},
         {"origin": "http://[", "host": "localhost"},
         {"host": "evil.example:9440"},
-    ],
-    ids=repr,
-)
-def test_web_page_cannot_call_a_server_without_tokens(headers: dict[str, str]) -> None:
-    with pytest.raises(NotAllowed):
-        Loopback().authenticate(headers, "127.0.0.1")
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {},
-        {"host": "localhost:9440"},
-        {"host": "[::1]:9440"},
-        {"host": "10.0.0.1"},
-        {"origin": "http://localhost:9440", "host": "localhost:9440"},
-    ],
-    ids=repr,
-)
-def test_local_process_can_call_a_server_without_tokens(headers: dict[str, str]) -> None:
-    Loopback().authenticate(headers, "127.0.0.1").authorize(PUT)
+    ):
+        with failures.of(headers), pytest.raises(NotAllowed):
+            Loopback().authenticate(headers, "127.0.0.1")
+    own = {"origin": "http://localhost:9440", "host": "localhost:9440"}
+    for headers in (own, {}, *({"host": host} for host in ("localhost:9440", "[::1]:9440", "10.0.0.1"))):
+        with failures.of(headers):
+            Loopback().authenticate(headers, "127.0.0.1").authorize(PUT)
+    failures.check()
 
 
 async def test_failed_load_of_tokens_is_retried_soon(server: TokenServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -783,25 +759,23 @@ async def test_failing_callback_does_not_stop_the_load_of_tokens(
 # Tokens for some queues.
 
 
-@pytest.mark.parametrize(
-    ("given", "kept"),
-    [
+def test_queues_of_a_token_are_names_and_patterns() -> None:
+    failures = Failures()
+    cases: list[tuple[list[str], list[str]]] = [
         ([], []),
         (["*"], []),
         (["orders", "*"], []),
         (["b", "a", "b"], ["a", "b"]),
         (["orders-eu-*", "orders-*", "orders-us", "orders"], ["orders", "orders-*"]),
         (["orders.fifo"], ["orders.fifo"]),
-    ],
-)
-def test_queues_of_a_token_are_names_and_patterns(given: list[str], kept: list[str]) -> None:
-    assert checked_queues(given) == kept
-
-
-@pytest.mark.parametrize("queue", ["", "a b", "*a", "a**", "a*b", "**", "a/b", "..", "..*", "é"])
-def test_invalid_queue_of_a_token_is_refused(queue: str) -> None:
-    with pytest.raises(InvalidName):
-        checked_queues(["ok", queue])
+    ]
+    for queues, kept in cases:
+        with failures.of(queues):
+            assert checked_queues(queues) == kept
+    for queue in ("", "a b", "*a", "a**", "a*b", "**", "a/b", "..", "..*", "é"):
+        with failures.of(queue), pytest.raises(InvalidName):
+            checked_queues(["ok", queue])
+    failures.check()
 
 
 def test_a_token_has_a_bounded_number_of_queues() -> None:
@@ -861,19 +835,20 @@ OTHER_QUEUE: list[Request[Any]] = [
 ]
 
 
-@pytest.mark.parametrize("request_", IN_SCOPE, ids=lambda request: repr(request)[:60])
-async def test_token_for_queues_allows_them(server: TokenServer, request_: Request[Any]) -> None:
-    server.authenticate(await server.token("*", queues="jobs,jobs-*")).authorize(request_)
-
-
-@pytest.mark.parametrize("request_", OTHER_QUEUE, ids=lambda request: repr(request)[:60])
-async def test_token_for_queues_refuses_others(server: TokenServer, request_: Request[Any]) -> None:
+async def test_token_for_queues_allows_them_and_refuses_others(server: TokenServer) -> None:
     authorizer = server.authenticate(await server.token("*", queues="jobs,jobs-*"))
-    with pytest.raises(NotAllowed, match=r"is not for (the queue|all queues)"):
-        authorizer.authorize(request_)
-    assert not authorizer.is_allowed(request_)
-    with pytest.raises(NotAllowed):
-        authorizer.check_allowed(request_)
+    failures = Failures()
+    for request in IN_SCOPE:
+        with failures.of(request):
+            authorizer.authorize(request)
+    for request in OTHER_QUEUE:
+        with failures.of(request):
+            with pytest.raises(NotAllowed, match=r"is not for (the queue|all queues)"):
+                authorizer.authorize(request)
+            assert not authorizer.is_allowed(request)
+            with pytest.raises(NotAllowed):
+                authorizer.check_allowed(request)
+    failures.check()
 
 
 async def test_metrics_of_all_queues_need_a_token_for_all_queues(server: TokenServer) -> None:
@@ -945,9 +920,9 @@ async def test_sources_of_dead_letters_are_only_the_queues_of_the_token(server: 
         authorizer.authorize(ListSqsSources("payments"))
 
 
-@pytest.mark.parametrize(
-    ("parent", "child", "kept"),
-    [
+def test_child_token_is_for_no_more_queues(database: Database) -> None:
+    failures = Failures()
+    cases: list[tuple[list[str], list[str], list[str] | None]] = [
         ([], ["a"], ["a"]),
         (["a", "b*"], [], ["a", "b*"]),
         (["a", "b*"], ["a"], ["a"]),
@@ -957,17 +932,16 @@ async def test_sources_of_dead_letters_are_only_the_queues_of_the_token(server: 
         (["a*"], ["b"], None),
         (["ab*"], ["a*"], None),
         (["a"], ["a", "c"], None),
-    ],
-)
-def test_child_token_is_for_no_more_queues(
-    database: Database, parent: list[str], child: list[str], kept: list[str] | None
-) -> None:
-    maker = database.transact(make, queues=checked_queues(parent))
-    if kept is None:
-        with pytest.raises(NotAllowed, match="queues is"):
-            database.transact(make, maker=maker.id, queues=checked_queues(child))
-    else:
-        assert database.transact(make, maker=maker.id, queues=checked_queues(child)).queues == kept
+    ]
+    for parent, child, kept in cases:
+        with failures.of((parent, child)):
+            maker = database.transact(make, queues=checked_queues(parent))
+            if kept is None:
+                with pytest.raises(NotAllowed, match="queues is"):
+                    database.transact(make, maker=maker.id, queues=checked_queues(child))
+            else:
+                assert database.transact(make, maker=maker.id, queues=checked_queues(child)).queues == kept
+    failures.check()
 
 
 async def test_secret_of_an_access_key_is_not_shown(server: TokenServer) -> None:
