@@ -20,17 +20,16 @@ from fastness.server.app import make_app
 from fastness.server.context import ServerContext
 from fastness.server.http.routes import ENDPOINTS
 from fastness.server.openapi import document
+from tests.support.failures import Failures
 from tests.support.http_server import Server, serving
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = document(ENDPOINTS)
-OPERATIONS = [
-    pytest.param(path, method, operation, id=f"{method.upper()} {path}")
+OPERATIONS: dict[str, dict[str, Any]] = {
+    f"{method.upper()} {path}": operation
     for path, methods in DOCUMENT["paths"].items()
     for method, operation in methods.items()
-]
-every_operation = pytest.mark.parametrize(("path", "method", "operation"), OPERATIONS)
-WITHOUT_BODY = ("204", "304")
+}
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +118,7 @@ def test_every_reference_resolves() -> None:
 def test_idempotency_keys_are_documented_where_they_are_supported() -> None:
     """Reads, naturally idempotent writes and subscriptions do not support a key."""
     key = {"$ref": "#/components/parameters/idempotency_key"}
-    without = {param.id for param in OPERATIONS if key not in param.values[2]["parameters"]}
+    without = {name for name, operation in OPERATIONS.items() if key not in operation["parameters"]}
     assert {
         "POST /v1/queue/subscribe",
         "POST /v1/queue/stats",
@@ -128,8 +127,8 @@ def test_idempotency_keys_are_documented_where_they_are_supported() -> None:
         "PUT /v1/blobs",
         "POST /v1/worlds/{world}/compact",
     } <= without
-    with_key = {param.id for param in OPERATIONS} - without
-    assert not any(id.startswith("GET ") for id in with_key)
+    with_key = OPERATIONS.keys() - without
+    assert not any(name.startswith("GET ") for name in with_key)
     assert {
         "POST /v1/queue/enqueue",
         "POST /v1/queue/dequeue",
@@ -144,40 +143,28 @@ def test_idempotency_keys_are_documented_where_they_are_supported() -> None:
 
 
 def test_operation_ids_are_unique() -> None:
-    names = [param.values[2]["operationId"] for param in OPERATIONS]
+    names = [operation["operationId"] for operation in OPERATIONS.values()]
     assert len(set(names)) == len(names)
 
 
-@every_operation
-def test_every_response_has_a_schema(path: str, method: str, operation: dict[str, Any]) -> None:
-    assert operation["summary"]
-    problem = resolve(operation["responses"]["default"]["$ref"])["content"]["application/problem+json"]
-    assert problem["schema"] == {"$ref": "#/components/schemas/Problem"}
-    assert {"invalid_argument", "not_allowed", "rate_limited"} <= problem["examples"].keys()
-    for status, answer in operation["responses"].items():
-        if status == "default" or status in WITHOUT_BODY:
-            continue
-        assert answer["description"]
-        assert answer["content"]
-        for content in answer["content"].values():
-            assert content["schema"]
-
-
-@every_operation
-def test_every_body_has_a_schema_and_refuses_unknown_fields(path: str, method: str, operation: dict[str, Any]) -> None:
+def check_description(name: str, operation: dict[str, Any]) -> None:
+    documented = {each["name"] for each in operation["parameters"] if each.get("in") == "path"}
+    assert documented == set(re.findall(r"{(\w+)}", name))
     for content in operation.get("requestBody", {"content": {}})["content"].values():
         schema = content["schema"]
         assert schema
         while "$ref" in schema:
             schema = resolve(schema["$ref"])
-        if "properties" in schema:
-            assert schema["additionalProperties"] is False
-
-
-@every_operation
-def test_every_path_parameter_is_documented(path: str, method: str, operation: dict[str, Any]) -> None:
-    documented = {each["name"] for each in operation["parameters"] if each.get("in") == "path"}
-    assert documented == set(re.findall(r"{(\w+)}", path))
+        assert "properties" not in schema or schema["additionalProperties"] is False
+    assert operation["summary"]
+    problem = resolve(operation["responses"]["default"]["$ref"])["content"]["application/problem+json"]
+    assert problem["schema"] == {"$ref": "#/components/schemas/Problem"}
+    assert {"invalid_argument", "not_allowed", "rate_limited"} <= problem["examples"].keys()
+    for status, answer in operation["responses"].items():
+        if status not in ("default", "204", "304"):
+            assert answer["description"]
+            assert answer["content"]
+            assert all(content["schema"] for content in answer["content"].values())
 
 
 def test_errors_are_problems() -> None:
@@ -197,20 +184,29 @@ def all_examples(operation: dict[str, Any]) -> Iterator[tuple[str, str, dict[str
             yield f"parameter {parameter['name']}", "example", parameter["schema"], parameter["example"]
 
 
-@every_operation
-def test_every_operation_has_valid_examples(path: str, method: str, operation: dict[str, Any]) -> None:
+def check_examples(operation: dict[str, Any]) -> None:
     hint = "add a call of it to tools/api_examples.py, then run: python tools/make_api_examples.py"
     found = list(all_examples(operation))
     places = {where.split()[0] for where, *_ in found}
     if "requestBody" in operation and operation["requestBody"]["required"]:
-        assert "body" in places, f"{method.upper()} {path} has no example of a body; {hint}"
-    assert any(place.startswith("2") for place in places), f"{method.upper()} {path} has no example; {hint}"
+        assert "body" in places, f"it has no example of a body; {hint}"
+    assert any(place.startswith("2") for place in places), f"it has no example; {hint}"
     required = {each["name"] for each in operation["parameters"] if each.get("required")}
     assert required <= {where.removeprefix("parameter ") for where, *_ in found if where.startswith("parameter ")}
     for where, name, schema, value in found:
         whole = {**schema, "components": DOCUMENT["components"]}
         problems = [each.message for each in jsonschema.Draft202012Validator(whole).iter_errors(value)]
         assert problems == [], f"{name} of {where}: {problems[:3]}"
+
+
+def test_every_operation_has_a_description_and_valid_examples() -> None:
+    failures = Failures()
+    for name, operation in OPERATIONS.items():
+        with failures.of(name):
+            check_description(name, operation)
+        with failures.of(f"examples of {name}"):
+            check_examples(operation)
+    failures.check()
 
 
 def test_every_error_code_has_an_example() -> None:
@@ -232,7 +228,7 @@ def test_every_error_code_has_an_example() -> None:
 
 def test_the_recorder_names_an_endpoint_without_an_example(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    recorded = {param.values[2]["operationId"]: [] for param in OPERATIONS}
+    recorded: dict[str, list[Any]] = {operation["operationId"]: [] for operation in OPERATIONS.values()}
     assert make_api_examples.missing(recorded) == []
     del recorded["get_plane"]
     [problem] = make_api_examples.missing(recorded)

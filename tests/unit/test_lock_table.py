@@ -1,6 +1,7 @@
 """The lock table: compatible modes, lock order, reentrancy, FIFO lines and statistics."""
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ from fastness.errors import LockOrderViolation, LockTimeout
 from fastness.layers import locks
 from fastness.runtime.locks.counters import LockCounters
 from fastness.runtime.locks.table import DATA_LEVELS, CallerLocks, Held, LockTable, Mode
+from tests.support.failures import Failures
 from tests.support.waiting import eventually
 from tests.unit import lock_fixtures
 from tests.unit.lock_fixtures import (
@@ -39,23 +41,10 @@ cyd = lock_fixtures.cyd
 # Compatible modes.
 
 
-@pytest.mark.parametrize("second", MODES)
-@pytest.mark.parametrize("first", MODES)
-def test_compatible_modes_can_be_held_at_once(
-    table: LockTable, ada: Actor, bob: Actor, first: str, second: str
-) -> None:
-    done(ada.acquire(TASKS, first))
-    attempt = bob.acquire(TASKS, second, timeout_seconds=0)
-    if second in COMPATIBLE[first].split():
-        done(attempt)
-    else:
-        with pytest.raises(LockTimeout):
-            done(attempt)
-
-
-@pytest.mark.parametrize(
-    ("held", "wanted", "together"),
-    [
+def test_compatible_modes_can_be_held_at_once(ada: Actor, bob: Actor) -> None:
+    """Intents make a table lock conflict with locked rows."""
+    cases: list[tuple[Any, Any, bool]] = [
+        *(((TASKS, each), (TASKS, other), other in COMPATIBLE[each].split()) for each in MODES for other in MODES),
         ((row(1), "X"), (TASKS, "S"), False),
         ((row(1), "X"), (TASKS, "X"), False),
         ((row(1), "S"), (TASKS, "S"), True),
@@ -75,19 +64,17 @@ def test_compatible_modes_can_be_held_at_once(
         ((row(1), "X"), (row(1), "S"), False),
         ((row(1), "S"), (row(1), "S"), True),
         ((row("1/2"), "X"), (TASKS, "S"), False),  # The first slash ends the type; others belong to the id.
-    ],
-)
-def test_row_locks_conflict_with_table_locks(
-    ada: Actor, bob: Actor, held: tuple[list[str], str], wanted: tuple[list[str], str], together: bool
-) -> None:
-    """Intents make a table lock conflict with locked rows."""
-    done(ada.acquire(*held))
-    attempt = bob.acquire(*wanted, timeout_seconds=0)
-    if together:
-        done(attempt)
-    else:
-        with pytest.raises(LockTimeout):
-            done(attempt)
+    ]
+    failures = Failures()
+    for held, wanted, together in cases:
+        with failures.of((held, wanted)), done(ada.acquire(*held)):
+            attempt = bob.acquire(*wanted, timeout_seconds=0)
+            if together:
+                done(attempt).release()
+            else:
+                with pytest.raises(LockTimeout):
+                    done(attempt).release()
+    failures.check()
 
 
 def test_threads_and_tasks_of_one_process_exclude_each_other(table: LockTable, new_actor: Any) -> None:
@@ -164,9 +151,8 @@ def test_rows_of_one_type_are_locked_in_ascending_order(table: LockTable, ada: A
     ]
 
 
-@pytest.mark.parametrize(
-    ("held", "wanted", "advice"),
-    [
+def test_a_lock_order_violation_is_rejected_and_nothing_is_acquired(table: LockTable, ada: Actor) -> None:
+    cases = [
         (row(2), row(1), "Acquire both with acquire_all, or acquire record_id task/1 first"),
         (row(2, "note"), row(1), r"or acquire the intent \(IX\) on entity_type task first"),
         (row(2), row(9, "note"), r"or acquire the intent \(IX\) on entity_type note first"),
@@ -174,18 +160,18 @@ def test_rows_of_one_type_are_locked_in_ascending_order(table: LockTable, ada: A
         (TASKS, NOTES, "entity_type note comes before entity_type task in lock order"),
         (row(2), TASKS, "Acquire it in mode X at first"),
         (row(2), DATABASE, "database is held in mode IX"),
-    ],
-)
-def test_a_lock_order_violation_is_rejected_and_nothing_is_acquired(
-    table: LockTable, ada: Actor, held: Any, wanted: Any, advice: str
-) -> None:
-    done(ada.acquire(held))
-    before = table.holders()
-    with pytest.raises(LockOrderViolation, match=advice):
-        done(ada.acquire(wanted))
-    assert [(each.path, each.owner) for each in table.holders()] == [(each.path, each.owner) for each in before]
+    ]
+    failures = Failures()
+    for held, wanted, advice in cases:
+        with failures.of((held, wanted)), done(ada.acquire(held)):
+            before = table.holders()
+            with pytest.raises(LockOrderViolation, match=advice):
+                done(ada.acquire(wanted)).release()
+            after = table.holders()
+            assert [(each.path, each.owner) for each in after] == [(each.path, each.owner) for each in before]
+    failures.check()
     stats = table.stats()
-    assert sum(level.violations for level in stats.values()) == 1
+    assert sum(level.violations for level in stats.values()) == len(cases)
     assert sum(level.waits for level in stats.values()) == 0
 
 
@@ -277,31 +263,23 @@ def test_acquire_all_of_no_paths_acquires_nothing(table: LockTable, ada: Actor) 
 # Reentrancy.
 
 
-@pytest.mark.parametrize("wanted", MODES)
-@pytest.mark.parametrize("held", MODES)
-def test_a_held_mode_can_be_reacquired_and_an_upgrade_is_rejected(
-    table: LockTable, ada: Actor, held: str, wanted: str
-) -> None:
-    first = done(ada.acquire(TASKS, held))
-    if wanted in COVERS[held].split():
-        second = done(ada.acquire(TASKS, wanted))
-        first.release()
-        assert not free(table, TASKS)
-        second.release()
-        assert_empty(table)
-    else:
-        with pytest.raises(LockOrderViolation, match=f"held in mode {held}.*Acquire it in mode .* at first"):
-            done(ada.acquire(TASKS, wanted))
-
-
-@pytest.mark.parametrize(
-    ("held", "wanted", "advice"), [("IS", "IX", "IX"), ("IS", "S", "S"), ("S", "IX", "X"), ("IX", "S", "X")]
-)
-def test_a_rejected_upgrade_names_the_weakest_sufficient_mode(
-    table: LockTable, held: str, wanted: str, advice: str
-) -> None:
-    with table.acquire(TASKS, held), pytest.raises(LockOrderViolation, match=f"in mode {advice} at first"):
-        table.acquire(TASKS, wanted)
+def test_a_held_mode_can_be_reacquired_and_an_upgrade_is_rejected(table: LockTable, ada: Actor) -> None:
+    """The error names the weakest mode that is sufficient."""
+    weakest = {("IS", "IX"): "IX", ("IS", "S"): "S", ("S", "IX"): "X", ("IX", "S"): "X"}
+    failures = Failures()
+    for held, wanted in itertools.product(MODES, MODES):
+        with failures.of((held, wanted)), done(ada.acquire(TASKS, held)) as first:
+            if wanted in COVERS[held].split():
+                second = done(ada.acquire(TASKS, wanted))
+                first.release()
+                assert not free(table, TASKS)
+                second.release()
+                assert_empty(table)
+            else:
+                advice = f"held in mode {held}.*Acquire it in mode {weakest.get((held, wanted), 'X')} at first"
+                with pytest.raises(LockOrderViolation, match=advice):
+                    done(ada.acquire(TASKS, wanted)).release()
+    failures.check()
 
 
 def test_a_row_in_a_locked_type_is_covered_by_the_mode_of_the_type(table: LockTable, ada: Actor) -> None:

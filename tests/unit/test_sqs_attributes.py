@@ -8,37 +8,78 @@ from fastness.errors import InvalidArgument, InvalidSqsAttribute, UnknownSqsAttr
 from fastness.layers import sqs_attributes
 from fastness.layers.sqs_attributes import checked, merged, new_policy, parse_redrive, parse_redrive_allow, policy_with
 from fastness.wire.queues import QueuePolicy
+from tests.support.failures import Failures
 
 ARN = "arn:aws:sqs:us-east-1:000000000000:"
 
 
-@pytest.mark.parametrize(
-    ("name", "least", "most"),
-    [
-        ("DelaySeconds", 0, 900),
-        ("MaximumMessageSize", 1_024, 1_048_576),
-        ("MessageRetentionPeriod", 60, 1_209_600),
-        ("ReceiveMessageWaitTimeSeconds", 0, 20),
-        ("VisibilityTimeout", 0, 43_200),
-        ("KmsDataKeyReusePeriodSeconds", 60, 86_400),
-    ],
-)
-def test_numbers_have_the_ranges_of_the_documentation(name: str, least: int, most: int) -> None:
-    for value in (least, most):
-        assert checked("jobs", {name: str(value)}) == {name: str(value)}
-    assert checked("jobs", {name: f"0{most}"}) == {name: str(most)}  # As a number, not as a text.
-    for bad in (str(least - 1), str(most + 1), "", "x", "1.5", " 60", "60 ", "+60", "1e3", "٦٠", "9" * 30):
-        with pytest.raises(InvalidSqsAttribute, match=name):
-            checked("jobs", {name: bad})
+RANGES = {
+    "DelaySeconds": (0, 900),
+    "MaximumMessageSize": (1_024, 1_048_576),
+    "MessageRetentionPeriod": (60, 1_209_600),
+    "ReceiveMessageWaitTimeSeconds": (0, 20),
+    "VisibilityTimeout": (0, 43_200),
+    "KmsDataKeyReusePeriodSeconds": (60, 86_400),
+}
+BOOLEANS = ["FifoQueue", "ContentBasedDeduplication", "SqsManagedSseEnabled"]
+INVALID_REDRIVES = [
+    "x",
+    "[]",
+    "{}",
+    "[" * 10_000,
+    json.dumps({"maxReceiveCount": 3}),
+    *(
+        json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 3})
+        for arn in ("dead", "arn:aws:sns:us-east-1:000000000000:dead", ARN, ARN + "a/b", ARN + "a:b", 7, None)
+    ),
+    *(
+        json.dumps({"deadLetterTargetArn": ARN + "dead", "maxReceiveCount": count})
+        for count in (0, 1_001, -1, "x", "", 1.5, True, None, [])
+    ),
+    json.dumps({"deadLetterTargetArn": ARN + "dead", "maxReceiveCount": 3, "other": 1}),
+]
+INVALID_ALLOWS = [
+    "x",
+    "[]",
+    '{"redrivePermission": "some"}',
+    '{"redrivePermission": "byQueue"}',
+    '{"redrivePermission": "byQueue", "sourceQueueArns": []}',
+    '{"redrivePermission": "byQueue", "sourceQueueArns": "a"}',
+    '{"redrivePermission": "byQueue", "sourceQueueArns": ["a"]}',
+    '{"redrivePermission": "byQueue", "sourceQueueArns": [1]}',
+    json.dumps({"redrivePermission": "byQueue", "sourceQueueArns": [f"{ARN}q{n}" for n in range(11)]}),
+    json.dumps({"redrivePermission": "allowAll", "sourceQueueArns": [ARN + "a"]}),
+    '{"redrivePermission": "allowAll", "other": 1}',
+]
 
 
-@pytest.mark.parametrize("name", ["FifoQueue", "ContentBasedDeduplication", "SqsManagedSseEnabled"])
-def test_booleans_are_true_or_false(name: str) -> None:
-    for value in ("true", "false"):
-        assert checked("jobs.fifo", {name: value}) == {name: value}
-    for bad in ("", "True", "1", "yes"):
-        with pytest.raises(InvalidSqsAttribute, match=name):
-            checked("jobs.fifo", {name: bad})
+def test_numbers_have_the_ranges_of_the_documentation_and_booleans_are_true_or_false() -> None:
+    failures = Failures()
+    for name, (least, most) in RANGES.items():
+        with failures.of(name):
+            for value in (least, most):
+                assert checked("jobs", {name: str(value)}) == {name: str(value)}
+            assert checked("jobs", {name: f"0{most}"}) == {name: str(most)}  # As a number, not as a text.
+    for name in BOOLEANS:
+        with failures.of(name):
+            assert checked("jobs.fifo", {name: "true"}) == {name: "true"}
+            assert checked("jobs.fifo", {name: "false"}) == {name: "false"}
+    failures.check()
+
+
+def test_invalid_values_are_refused() -> None:
+    failures = Failures()
+    wrong: list[tuple[str, str]] = [
+        *((name, str(bad)) for name, (least, most) in RANGES.items() for bad in (least - 1, most + 1)),
+        *((name, bad) for name in RANGES for bad in ("", "x", "1.5", " 60", "60 ", "+60", "1e3", "٦٠", "9" * 30)),
+        *((name, bad) for name in BOOLEANS for bad in ("", "True", "1", "yes")),
+        *(("RedrivePolicy", bad) for bad in INVALID_REDRIVES),
+        *(("RedriveAllowPolicy", bad) for bad in INVALID_ALLOWS),
+    ]
+    for name, bad in wrong:
+        with failures.of((name, bad)), pytest.raises(InvalidSqsAttribute, match=name):
+            checked("jobs.fifo" if name in BOOLEANS else "jobs", {name: bad})
+    failures.check()
 
 
 def test_unknown_computed_and_foreign_attributes_are_refused() -> None:
@@ -78,30 +119,6 @@ def test_a_redrive_policy_takes_its_count_as_a_number_or_a_text() -> None:
     assert parse_redrive("") is None
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        "x",
-        "[]",
-        "{}",
-        "[" * 10_000,
-        json.dumps({"maxReceiveCount": 3}),
-        *(
-            json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 3})
-            for arn in ("dead", "arn:aws:sns:us-east-1:000000000000:dead", ARN, ARN + "a/b", ARN + "a:b", 7, None)
-        ),
-        *(
-            json.dumps({"deadLetterTargetArn": ARN + "dead", "maxReceiveCount": count})
-            for count in (0, 1_001, -1, "x", "", 1.5, True, None, [])
-        ),
-        json.dumps({"deadLetterTargetArn": ARN + "dead", "maxReceiveCount": 3, "other": 1}),
-    ],
-)
-def test_invalid_redrive_policies_are_refused(bad: str) -> None:
-    with pytest.raises(InvalidSqsAttribute, match="RedrivePolicy"):
-        checked("jobs", {"RedrivePolicy": bad})
-
-
 def test_a_redrive_allow_policy_names_who_may() -> None:
     assert parse_redrive_allow("").allows("any")
     assert parse_redrive_allow('{"redrivePermission": "allowAll"}').allows("any")
@@ -109,27 +126,6 @@ def test_a_redrive_allow_policy_names_who_may() -> None:
     text = json.dumps({"redrivePermission": "byQueue", "sourceQueueArns": [ARN + "a", ARN + "b"]})
     assert [parse_redrive_allow(text).allows(name) for name in ("a", "b", "c")] == [True, True, False]
     assert json.loads(checked("jobs", {"RedriveAllowPolicy": text})["RedriveAllowPolicy"]) == json.loads(text)
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        "x",
-        "[]",
-        '{"redrivePermission": "some"}',
-        '{"redrivePermission": "byQueue"}',
-        '{"redrivePermission": "byQueue", "sourceQueueArns": []}',
-        '{"redrivePermission": "byQueue", "sourceQueueArns": "a"}',
-        '{"redrivePermission": "byQueue", "sourceQueueArns": ["a"]}',
-        '{"redrivePermission": "byQueue", "sourceQueueArns": [1]}',
-        json.dumps({"redrivePermission": "byQueue", "sourceQueueArns": [f"{ARN}q{n}" for n in range(11)]}),
-        json.dumps({"redrivePermission": "allowAll", "sourceQueueArns": [ARN + "a"]}),
-        '{"redrivePermission": "allowAll", "other": 1}',
-    ],
-)
-def test_invalid_redrive_allow_policies_are_refused(bad: str) -> None:
-    with pytest.raises(InvalidSqsAttribute, match="RedriveAllowPolicy"):
-        checked("jobs", {"RedriveAllowPolicy": bad})
 
 
 def test_a_policy_is_a_json_object_of_bounded_size() -> None:

@@ -4,7 +4,9 @@ import json
 import sys
 import tracemalloc
 from collections import Counter
+from collections.abc import Callable
 from functools import cache
+from itertools import product
 from typing import Any, Final
 from urllib.parse import unquote_plus, urlencode
 from xml.etree import ElementTree
@@ -23,6 +25,7 @@ from fastness.server.sqs.batch import checked_entries
 from fastness.server.sqs.errors import COMMON_ERRORS, SqsError
 from fastness.server.sqs.model import Action
 from fastness.server.sqs.shapes import ACTIONS, ERRORS
+from tests.support.failures import Failures
 from tests.unit.sqs_models import Protocol, service_model
 
 REQUEST_ID: Final = "66916324-67ca-54bb-a410-3f567a7a0571"
@@ -109,11 +112,9 @@ def test_the_shapes_have_all_actions_and_errors_of_the_service_model() -> None:
         assert sorted(shape.name for shape in model.operation_model(name).error_shapes) == sorted(action.errors)
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=EXAMPLES)
 @given(data=st.data())
-def test_what_botocore_sends_is_decoded_to_the_same_parameters(name: str, protocol: Protocol, data: Any) -> None:
+def check_input(name: str, protocol: Protocol, data: st.DataObject) -> None:
     model = operation(name, protocol)
     parameters = data.draw(inputs(name))
     request = create_serializer(protocol, include_validation=False).serialize_to_request(parameters, model)
@@ -124,11 +125,9 @@ def test_what_botocore_sends_is_decoded_to_the_same_parameters(name: str, protoc
     assert found == parameters
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=EXAMPLES)
 @given(data=st.data())
-def test_botocore_parses_each_output_to_the_same_values(name: str, protocol: Protocol, data: Any) -> None:
+def check_output(name: str, protocol: Protocol, data: st.DataObject) -> None:
     shape = operation(name, protocol).output_shape
     output = {} if shape is None else data.draw(outputs(name))
 
@@ -142,11 +141,10 @@ def test_botocore_parses_each_output_to_the_same_values(name: str, protocol: Pro
     assert (result if protocol == "json" else without_empty(result)) == expected
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("shape", [*ERRORS.values(), *COMMON_ERRORS], ids=lambda shape: shape.name)
-def test_botocore_parses_each_error_to_its_code_and_message(shape: Any, protocol: Protocol) -> None:
-    for name in (shape.name, shape.query_code):
-        error = SqsError(name, "The queue <orders> & its friend")
+def check_error(name: str, protocol: Protocol) -> None:
+    [shape] = [each for each in (*ERRORS.values(), *COMMON_ERRORS) if each.name == name]
+    for code in (shape.name, shape.query_code):
+        error = SqsError(code, "The queue <orders> & its friend")
         if protocol == "json":
             body, headers = json_protocol.encode_error(error)
             assert json.loads(body)["__type"] == f"{shape.namespace}#{shape.name}"
@@ -159,6 +157,18 @@ def test_botocore_parses_each_error_to_its_code_and_message(shape: Any, protocol
         assert result["Error"]["Type"] == ("Sender" if shape.status < 500 else "Receiver")
         assert result["ResponseMetadata"]["HTTPStatusCode"] == shape.status
         assert result["ResponseMetadata"]["RequestId"] == REQUEST_ID
+
+
+@pytest.mark.parametrize(
+    ("check", "names"),
+    [(check_input, NAMES), (check_output, NAMES), (check_error, [*ERRORS, *(each.name for each in COMMON_ERRORS)])],
+)
+def test_botocore_and_the_server_understand_each_other(check: Callable[..., None], names: list[str]) -> None:
+    failures = Failures()
+    for name, protocol in product(names, PROTOCOLS):
+        with failures.of((name, protocol)):
+            check(name=name, protocol=protocol)
+    failures.check()
 
 
 def test_the_form_of_the_documentation_is_decoded() -> None:
@@ -196,9 +206,9 @@ def refused_json(name: str, body: bytes) -> SqsError:
     return caught.value
 
 
-@pytest.mark.parametrize(
-    ("body", "code", "text"),
-    [
+def test_a_json_request_that_is_wrong_is_refused_by_a_code_and_the_parameter() -> None:
+    failures = Failures()
+    for body, code, text in (
         (b"{}", "MissingParameter", "must contain the parameter QueueUrl"),
         (b"", "MissingParameter", "QueueUrl"),
         (b'{"QueueUrl":null,"MessageBody":"x"}', "MissingParameter", "QueueUrl"),
@@ -224,12 +234,12 @@ def refused_json(name: str, body: bytes) -> SqsError:
         (b"\xff\xfe", "SerializationException", "not valid JSON"),
         (b'{"x":' + b"[" * 200_000, "SerializationException", "not valid JSON"),
         (b'{"QueueUrl":null,"x":' + b"[" * 200_000, "SerializationException", "not valid JSON"),
-    ],
-)
-def test_a_json_request_that_is_wrong_is_refused_by_a_code_and_the_parameter(body: bytes, code: str, text: str) -> None:
-    error = refused_json("SendMessage", body)
-    assert (error.query_code, error.status) == (code, 400)
-    assert text in error.message
+    ):
+        with failures.of(body):
+            error = refused_json("SendMessage", body)
+            assert (error.query_code, error.status) == (code, 400)
+            assert text in error.message
+    failures.check()
 
 
 def test_members_that_are_null_or_unknown_are_absent() -> None:
@@ -255,9 +265,9 @@ def refused_form(name: str, form: str) -> SqsError:
     return caught.value
 
 
-@pytest.mark.parametrize(
-    ("form", "code", "text"),
-    [
+def test_a_form_that_is_wrong_is_refused_by_a_code_and_the_parameter() -> None:
+    failures = Failures()
+    for form, code, text in (
         ("", "MissingParameter", "QueueUrl"),
         ("QueueUrl=q", "MissingParameter", "MessageBody"),
         ("QueueUrl=q&MessageBody=x&DelaySeconds=1.5", "InvalidParameterValue", "Value 1.5 for parameter DelaySeconds"),
@@ -283,11 +293,7 @@ def refused_form(name: str, form: str) -> SqsError:
             "MissingParameter",
             "MessageAttribute.1.Value.DataType",
         ),
-        (
-            f"{ONE_ATTRIBUTE}&MessageAttribute.1.Value.BinaryValue=A",
-            "InvalidParameterValue",
-            "BinaryValue",
-        ),
+        (f"{ONE_ATTRIBUTE}&MessageAttribute.1.Value.BinaryValue=A", "InvalidParameterValue", "BinaryValue"),
         (
             f"{ONE_ATTRIBUTE}&MessageAttribute.2.Name=a&MessageAttribute.2.Value.DataType=S",
             "InvalidParameterValue",
@@ -301,14 +307,13 @@ def refused_form(name: str, form: str) -> SqsError:
         ),
         ("QueueUrl=%ff&MessageBody=x", "MalformedQueryString", "UTF-8"),
         ("&" * SQS_FORM_FIELDS_MAX, "MalformedQueryString", f"{SQS_FORM_FIELDS_MAX} fields"),
-    ],
-)
-def test_a_form_that_is_wrong_is_refused_by_a_code_and_the_parameter(form: str, code: str, text: str) -> None:
-    error = refused_form("SendMessage", form)
-    assert error.query_code == code
-    assert 400 <= error.status < 500
-    assert text in error.message
-    assert len(error.message) < 500
+    ):
+        with failures.of(form):
+            error = refused_form("SendMessage", form)
+            assert (error.query_code, error.status // 100) == (code, 4)
+            assert text in error.message
+            assert len(error.message) < 500
+    failures.check()
 
 
 def test_indexes_may_have_gaps_and_any_order_and_cost_no_memory() -> None:
@@ -327,15 +332,15 @@ def test_an_empty_list_and_the_two_names_of_system_attributes_are_understood() -
     assert found == {"QueueUrl": "q", "AttributeNames": ["All"], "MessageSystemAttributeNames": ["SenderId"]}
 
 
-@pytest.mark.parametrize("target", ["", "AmazonSQS.", "AmazonSQS.Nothing", "SendMessage", "AmazonSNS.SendMessage"])
-def test_an_unknown_action_is_refused(target: str) -> None:
-    with pytest.raises(SqsError) as caught:
-        json_protocol.action_of(target)
-    assert caught.value.name == "UnknownOperationException"
-    fields = query_protocol.parse_form(urlencode({"Action": target})) if target != "SendMessage" else {}
-    with pytest.raises(SqsError) as caught:
-        query_protocol.action_of(fields)
-    assert caught.value.query_code == ("InvalidAction" if fields.get("Action") else "MissingAction")
+def test_an_unknown_action_is_refused() -> None:
+    for target in ("", "AmazonSQS.", "AmazonSQS.Nothing", "SendMessage", "AmazonSNS.SendMessage"):
+        with pytest.raises(SqsError) as caught:
+            json_protocol.action_of(target)
+        assert caught.value.name == "UnknownOperationException", target
+        fields = query_protocol.parse_form(urlencode({"Action": target})) if target != "SendMessage" else {}
+        with pytest.raises(SqsError) as caught:
+            query_protocol.action_of(fields)
+        assert caught.value.query_code == ("InvalidAction" if fields.get("Action") else "MissingAction"), target
 
 
 def test_characters_that_xml_does_not_allow_are_replaced() -> None:
@@ -437,12 +442,12 @@ def test_a_percent_sign_without_an_escape_costs_little() -> None:
     assert refused.value.query_code == "MalformedQueryString"
 
 
-@pytest.mark.parametrize("action", ["SendMessageBatch", "DeleteMessageBatch", "ChangeMessageVisibilityBatch"])
-def test_a_form_without_entries_is_an_empty_batch(action: str) -> None:
-    parameters = form_of(action, "QueueUrl=http%3A%2F%2Flocalhost%2Fsqs%2F000000000000%2Fjobs")
-    with pytest.raises(SqsError) as refused:
-        checked_entries(parameters)
-    assert refused.value.query_code == "AWS.SimpleQueueService.EmptyBatchRequest"
+def test_a_form_without_entries_is_an_empty_batch() -> None:
+    for action in ("SendMessageBatch", "DeleteMessageBatch", "ChangeMessageVisibilityBatch"):
+        parameters = form_of(action, "QueueUrl=http%3A%2F%2Flocalhost%2Fsqs%2F000000000000%2Fjobs")
+        with pytest.raises(SqsError) as refused:
+            checked_entries(parameters)
+        assert refused.value.query_code == "AWS.SimpleQueueService.EmptyBatchRequest", action
 
 
 @given(text=st.text(max_size=100))
