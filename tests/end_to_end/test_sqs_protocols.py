@@ -33,6 +33,7 @@ from tests.end_to_end.sqs_clients import (
     service_model,
     signed_server,
 )
+from tests.support.failures import Failures
 
 MODEL = ServiceModel(service_model(), "sqs")
 ACTIONS = sorted(MODEL.operation_names)
@@ -476,12 +477,15 @@ def test_every_error_of_the_model_is_provoked_or_cannot_happen() -> None:
     assert len(PROVOKED) + len(SIGNED) + len(NEVER) == len(MODELLED)
 
 
-@pytest.mark.parametrize("name", PROVOKED)
-def test_an_error_has_the_form_of_the_model(protocol: Protocol, name: str) -> None:
-    action, parameters = PROVOKED[name](protocol)
-    answer = protocol.ask(action, **parameters)
-    assert protocol.error(answer)[0] == name, answer
-    assert name in {shape.name for shape in MODEL.operation_model(action).error_shapes}
+def test_an_error_has_the_form_of_the_model(protocol: Protocol) -> None:
+    failures = Failures()
+    for name, provoke in PROVOKED.items():
+        with failures.of(name):
+            action, parameters = provoke(protocol)
+            answer = protocol.ask(action, **parameters)
+            assert protocol.error(answer)[0] == name, answer
+            assert name in {shape.name for shape in MODEL.operation_model(action).error_shapes}
+    failures.check()
 
 
 def test_a_request_that_is_sent_again_is_throttled(tmp_path: Path) -> None:
@@ -511,17 +515,15 @@ COMMON: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", COMMON)
-def test_common_errors_have_the_same_form(protocol: Protocol, case: str) -> None:
-    action, parameters = COMMON[case]
-    if "QueueUrl" in parameters:
-        parameters = {**parameters, "QueueUrl": new_queue(protocol)}
-    name, code = protocol.error(protocol.ask(action, **parameters))
-    if "missing" in case:
-        allowed = {"MissingParameter", f"{ERRORS['EmptyBatchRequest'][0]}", "EmptyBatchRequest"}
-        assert code in allowed, (name, code)
-    else:
-        assert code == "InvalidParameterValue", (name, code)
+def test_common_errors_have_the_same_form(protocol: Protocol) -> None:
+    failures = Failures()
+    missing = {"MissingParameter", ERRORS["EmptyBatchRequest"][0], "EmptyBatchRequest"}
+    for case, (action, parameters) in COMMON.items():
+        with failures.of(case):
+            queue = {"QueueUrl": new_queue(protocol)} if "QueueUrl" in parameters else {}
+            name, code = protocol.error(protocol.ask(action, **parameters | queue))
+            assert code in (missing if "missing" in case else {"InvalidParameterValue"}), (name, code)
+    failures.check()
 
 
 # What the SDKs do not send.

@@ -4,6 +4,7 @@ Random calls run through the code that puts transactions together, on a key spac
 """
 
 import asyncio
+import itertools
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -40,6 +41,7 @@ from fastness.wire.queues import (
 )
 from fastness.wire.requests import Request
 from fastness.wire.states import UpdateState
+from tests.support.failures import Failures
 
 JOBS, OTHERS = QueueKey("main", "jobs"), QueueKey("main", "others")
 ALL = (JOBS, OTHERS, QueueKey("main", "jobs.dlq"), QueueKey("main", "others.dlq"))
@@ -261,10 +263,8 @@ LEASE = MessageLease("0" * 36, "0" * 36, 1)
 SHARED_JOBS, SHARED_OTHERS = keys_of(JOBS).prefix, keys_of(OTHERS).prefix
 
 
-@pytest.mark.parametrize("how", ["batch", "keyed", "atomic"])
-@pytest.mark.parametrize(
-    ("requests", "shared"),
-    [
+def test_a_transaction_shares_the_queues_that_all_its_calls_can_share(runner: asyncio.Runner) -> None:
+    cases: list[tuple[list[Request[Any]], set[bytes]]] = [
         ([PLAIN], {SHARED_JOBS}),
         ([PLAIN, PLAIN, OTHER], {SHARED_JOBS, SHARED_OTHERS}),
         ([PLAIN, UpdateState("s", b"{}")], {SHARED_JOBS}),
@@ -274,28 +274,24 @@ SHARED_JOBS, SHARED_OTHERS = keys_of(JOBS).prefix, keys_of(OTHERS).prefix
         ([PLAIN, ExtendMessages("others", [LEASE], 1.0)], {SHARED_JOBS}),
         ([OTHER, NackMessages("jobs", [LEASE])], set()),  # Its dead letters may be in any queue.
         ([PLAIN, PutMessages("not/valid", [NewMessage()])], {SHARED_JOBS}),
-    ],
-)
-def test_a_transaction_shares_the_queues_that_all_its_calls_can_share(
-    runner: asyncio.Runner, how: str, requests: list[Request[Any]], shared: set[bytes]
-) -> None:
-    assert SharedKeySpace(runner).run(how, requests) == shared
+    ]
+    failures = Failures()
+    for how, (number, (requests, shared)) in itertools.product(("batch", "keyed", "atomic"), enumerate(cases)):
+        with failures.of((how, f"cases[{number}]")):
+            assert SharedKeySpace(runner).run(how, requests) == shared
+    failures.check()
 
 
-@pytest.mark.parametrize(
-    "new",
-    [
-        NewMessage(group="g"),
-        NewMessage(idempotency_key="i"),
-        NewMessage(key="k"),
-        NewMessage(unique_key="u"),
-        NewMessage(debounce_key="d", debounce_seconds=1.0),
-    ],
-)
-def test_a_put_that_uses_records_of_other_messages_shares_nothing(runner: asyncio.Runner, new: NewMessage) -> None:
-    space = SharedKeySpace(runner)
-    assert space.run("alone", [PutMessages("jobs", [NewMessage()])]) == {SHARED_JOBS}
-    assert space.run("alone", [PutMessages("jobs", [NewMessage(), new])]) == set()
+def test_a_put_that_uses_records_of_other_messages_shares_nothing(runner: asyncio.Runner) -> None:
+    failures = Failures()
+    for name in ("group", "idempotency_key", "key", "unique_key", "debounce_key"):
+        with failures.of(name):
+            options: dict[str, Any] = {name: "a", "debounce_seconds": 1.0 if name == "debounce_key" else None}
+            new = NewMessage(**options)
+            space = SharedKeySpace(runner)
+            assert space.run("alone", [PutMessages("jobs", [NewMessage()])]) == {SHARED_JOBS}
+            assert space.run("alone", [PutMessages("jobs", [NewMessage(), new])]) == set()
+    failures.check()
 
 
 def test_a_transaction_that_is_put_together_elsewhere_shares_nothing(runner: asyncio.Runner) -> None:

@@ -40,7 +40,7 @@ class Failures:
 
 def _shown(case: object) -> str:
     """A case, shortened; a function by its name and the line that it is in."""
-    if isinstance(case, tuple):
+    if type(case) is tuple:  # A named one has a text of its own.
         return ", ".join(map(_shown, case))
     code = getattr(case, "__code__", None)
     return f"{case!s:.100}" if code is None else f"{code.co_name} in line {code.co_firstlineno}"

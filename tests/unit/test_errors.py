@@ -37,36 +37,15 @@ def test_no_two_errors_share_a_code() -> None:
     assert len(set(codes)) == len(codes)
 
 
-def test_an_error_comes_from_the_one_root() -> None:
+def test_each_error_has_a_code_a_meaning_and_advice() -> None:
     failures = Failures()
     for error in CLASSES.values():
         with failures.of(error.__name__):
             assert issubclass(error, FastnessError)
-    failures.check()
-
-
-def test_a_code_is_the_name_in_snake_case() -> None:
-    failures = Failures()
-    for error in CLASSES.values():
-        with failures.of(error.__name__):
             assert "code" in vars(error), "it has its parent's code"
             wanted = re.sub(r"(?<!^)(?=[A-Z])", "_", error.__name__).lower()
             assert error.code == {FastnessError: "error", MailboxFull: "queue_full"}.get(error, wanted)
-    failures.check()
-
-
-def test_an_error_says_in_a_sentence_what_it_means() -> None:
-    failures = Failures()
-    for error in CLASSES.values():
-        with failures.of(error.__name__):
-            assert re.fullmatch(r"[A-Z`][^\n]*\.", vars(error)["__doc__"].split("\n\n")[0])
-    failures.check()
-
-
-def test_an_error_says_what_a_caller_may_do() -> None:
-    failures = Failures()
-    for error in CLASSES.values():
-        with failures.of(error.__name__):
+            assert re.fullmatch(r"[A-Z`][^\n]*\.", vars(error)["__doc__"].split("\n\n")[0]), "it needs a sentence"
             assert isinstance(error.retry, RetryAdvice)
     failures.check()
 

@@ -13,6 +13,7 @@ from fastness import errors
 from fastness.errors import FastnessError, MailboxFull
 from fastness.remedies import OTHER_CODES, REMEDIES
 from fastness.server import http_protocol, problems
+from tests.support.failures import Failures
 
 Cli = Callable[..., Result]
 
@@ -48,12 +49,14 @@ def test_every_code_has_a_cause_and_a_remedy() -> None:
 
 
 def test_remedies_are_sentences_and_name_pages_that_exist() -> None:
+    failures = Failures()
     for code, found in REMEDIES.items():
-        for text in (found.cause, found.remedy):
-            assert re.fullmatch(r"[A-Z`].{15,}[.]", text), (code, text)
-            assert text.count("`") % 2 == 0, (code, text)
-        missing = [page for page in found.see if not (DOCS / page).is_file()]
-        assert missing == [], code
+        with failures.of(code):
+            for text in (found.cause, found.remedy):
+                assert re.fullmatch(r"[A-Z`].{15,}[.]", text), text
+                assert text.count("`") % 2 == 0, text
+            assert [page for page in found.see if not (DOCS / page).is_file()] == []
+    failures.check()
 
 
 def test_errors_link_to_their_section() -> None:

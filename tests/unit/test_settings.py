@@ -6,9 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from fastness.errors import FastnessError, InvalidArgument, PathUnusable
+from fastness.errors import InvalidArgument, InvalidName, PathUnusable
 from fastness.limits import WAITING_CONSUMERS_MAX
 from fastness.server.settings import Settings
+from tests.support.failures import Failures
 
 
 def load(
@@ -54,21 +55,19 @@ def test_tables_are_prefixes_of_keys(file: Path) -> None:
     assert settings.tls
 
 
-@pytest.mark.parametrize(
-    ("text", "value"), [("on", True), ("YES", True), ("1", True), ("off", False), ("false", False)]
-)
-def test_booleans_are_parsed(text: str, value: bool) -> None:
-    assert load(environment={"FASTNESS_TOKENS": text}).tokens is value
-    assert load({"tokens": text}).tokens is value
+def test_booleans_are_parsed() -> None:
+    for text, value in {"on": True, "YES": True, "1": True, "off": False, "false": False}.items():
+        assert load(environment={"FASTNESS_TOKENS": text}).tokens is value, text
+        assert load({"tokens": text}).tokens is value, text
 
 
 def test_flags_may_have_dashes() -> None:
     assert load({"--drain-seconds": "3"}).drain_seconds == 3.0
 
 
-@pytest.mark.parametrize(
-    ("flags", "environment", "text", "words"),
-    [
+def test_error_names_the_source_of_its_value(file: Path) -> None:
+    failures = Failures()
+    cases: list[tuple[dict[str, Any], dict[str, str], str, list[str]]] = [
         ({"prot": 1}, {}, "", ["prot", "the flags (--prot)", "did you mean port"]),
         ({}, {"FASTNESS_DRAIN_SECOND": "1"}, "", ["FASTNESS_DRAIN_SECOND", "did you mean drain_seconds"]),
         ({}, {"FASTNESS_QUEUE_MAX_CONSUMER": "1"}, "", ["did you mean queue_max_consumers"]),
@@ -89,28 +88,27 @@ def test_flags_may_have_dashes() -> None:
         ({}, {}, "port =", ["not valid TOML"]),
         ({}, {}, f"port = {'[' * 10_000}", ["not valid TOML"]),
         ({}, {}, f"[{'a.' * 10_000}a]", ["not valid TOML"]),
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_error_names_the_source_of_its_value(
-    file: Path, flags: dict[str, Any], environment: dict[str, str], text: str, words: list[str]
-) -> None:
-    file.write_text(text)
-    with pytest.raises(InvalidArgument) as raised:
-        load(flags, environment, file)
-    for word in words:
-        assert word in str(raised.value)
+        ({"sqs_anonymous": True}, {}, "", ["give --sqs"]),
+        ({"sqs": False, "sqs_port": 9324}, {}, "", ["give --sqs"]),
+        ({"sqs": True, "sqs_url": "sqs.example"}, {}, "", ["sqs_url"]),
+        ({"sqs": True, "sqs_region": "US East"}, {}, "", ["sqs_region"]),
+        ({"sqs": True, "sqs_universe": ""}, {}, "", ["universe"]),
+        ({"sqs_port": 65_536}, {}, "", ["sqs_port"]),
+    ]
+    for flags, environment, text, words in cases:
+        with failures.of((flags, environment, text)):
+            file.write_text(text)
+            with pytest.raises((InvalidArgument, InvalidName)) as raised:
+                load(flags, environment, file)
+            for word in words:
+                assert word in str(raised.value)
+    failures.check()
 
 
-@pytest.mark.parametrize(
-    "variable",
-    [
-        *("FASTNESS_URL", "FASTNESS_TOKEN", "FASTNESS_QUEUE_MESSAGE_ID", "FASTNESS_FENCE", "FASTNESS_LEASE_ID"),
-        *("FASTNESS_LAKE", "FASTNESS_LINEAGE", "FASTNESS_LINEAGE_TOKEN"),
-    ],
-)
-def test_variables_of_clients_and_commands_are_ignored(variable: str) -> None:
-    assert load(environment={variable: "x"}) == Settings()
+def test_variables_of_clients_and_commands_are_ignored() -> None:
+    names = ("URL", "TOKEN", "QUEUE_MESSAGE_ID", "FENCE", "LEASE_ID", "LAKE", "LINEAGE", "LINEAGE_TOKEN")
+    for name in names:
+        assert load(environment={f"FASTNESS_{name}": "x"}) == Settings(), name
 
 
 def test_missing_file_is_an_error(file: Path) -> None:
@@ -137,9 +135,9 @@ def test_settings_become_options_of_the_plane() -> None:
     assert (options.consumers.poll_jitter_seconds, options.consumers.resilient_poll_seconds) == (0.0, 60.0)
 
 
-@pytest.mark.parametrize("field", msgspec.structs.fields(Settings), ids=lambda field: field.name)
-def test_default_of_every_setting_is_valid(field: Any) -> None:
-    assert msgspec.convert(field.default, field.type) == field.default
+def test_default_of_every_setting_is_valid() -> None:
+    for field in msgspec.structs.fields(Settings):
+        assert msgspec.convert(field.default, field.type) == field.default, field.name
 
 
 def test_a_port_of_its_own_turns_sqs_on() -> None:
@@ -147,19 +145,3 @@ def test_a_port_of_its_own_turns_sqs_on() -> None:
     assert Settings.load({"sqs": True}, environment={}).sqs_options.enabled
     options = Settings.load(environment={"FASTNESS_SQS_PORT": "9324"}).sqs_options
     assert (options.enabled, options.port, options.region, options.universe) == (True, 9324, "us-east-1", "main")
-
-
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ({"sqs_anonymous": True}, "give --sqs"),
-        ({"sqs": False, "sqs_port": 9324}, "give --sqs"),
-        ({"sqs": True, "sqs_url": "sqs.example"}, "sqs_url"),
-        ({"sqs": True, "sqs_region": "US East"}, "sqs_region"),
-        ({"sqs": True, "sqs_universe": ""}, "universe"),
-        ({"sqs_port": 65_536}, "sqs_port"),
-    ],
-)
-def test_invalid_settings_of_sqs_are_refused(settings: dict[str, Any], text: str) -> None:
-    with pytest.raises(FastnessError, match=text):
-        Settings.load(settings, environment={})
