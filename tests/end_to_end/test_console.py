@@ -7,6 +7,7 @@ import re
 import resource
 import socket
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +34,7 @@ from fastness.pipeline.lake import Lake
 from fastness.pipeline.observation.runs import RunRecorder, read_records
 from fastness.pipeline.schemas import LIVE_QUEUE_MINUTES
 from fastness.server.authorization import AllowAll
-from fastness.server.console import files, live, reports, samples
+from fastness.server.console import files, live, reports
 from fastness.server.console.samples import Samples
 from fastness.server.context import ServerContext
 from fastness.server.metrics import Metrics
@@ -486,7 +487,7 @@ class CountingMetrics:
 
 async def test_callers_within_one_second_get_the_same_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(samples.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     taken = Samples(counting := CountingMetrics(Metrics()), None)  # type: ignore[arg-type]
     first = await taken.latest()
     now += CONSOLE_SAMPLE_SECONDS - 0.1
@@ -511,7 +512,7 @@ def test_dead_letters_count_as_dead_and_not_as_ready() -> None:
     metrics = Metrics()
     metrics._queues = [("main", stats("jobs", ready=2, dead=5)), ("main", stats("jobs.dlq", ready=5))]
     metrics._queues.append(("other", stats("lonely.dlq", ready=1)))
-    sample, _, queues = Samples(metrics, None)._collect()
+    sample, _, queues = Samples(metrics, None)._collect()  # type: ignore[arg-type]
     assert (sample["queues"]["main"]["ready"], sample["queues"]["main"]["dead"]) == (2, 5)
     assert sample["queues"]["main"]["put"] == 3
     assert sample["queues"]["main"]["oldest"] == 2.0
@@ -559,7 +560,7 @@ def test_live_aggregates_are_answered_for_the_last_hour(guarded: Any, tmp_path: 
     assert request(server, "/console/live", token=tokens["some"])[0] == 403
     assert request(server, "/console/live?universe=../x", token=tokens["all"])[0] == 400
     assert (read("main")["newest_ms"], read("main")["queues"]) == (None, [])
-    minutes = [
+    minutes: list[dict[str, Any]] = [
         {"minute": 0, "put": 100},  # Older than an hour before the newest minute.
         {"minute": 60_000, "put": 2, "waits": 1, "wait_sum_ms": 9, "wait_max_ms": 9},
         {"minute": 3_600_000, "put": 3, "late": 1, "wait_max_ms": 4},
@@ -665,7 +666,7 @@ def test_revoking_a_token_invalidates_its_report_links(guarded: Any) -> None:
 
 def test_report_links_expire_and_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(reports.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     reports_folder = reports_in(tmp_path)
     first = reports_folder._new_link(AllowAll())
     assert reports_folder._is_valid(first)

@@ -7,7 +7,7 @@ each case is a request that could be executed, in which one field has another va
 import asyncio
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args, get_origin
@@ -90,13 +90,17 @@ def places(value: Any) -> Iterator[tuple[type[msgspec.Struct], msgspec.structs.F
             if field.name != "tier":
                 yield type(value), field, replace
             for struct, inner, put in places(getattr(value, field.name)):
-                yield struct, inner, lambda new, replace=replace, put=put: replace(put(new))
+                yield struct, inner, composed(replace, put)
     elif isinstance(value, list | tuple):
         first = {type(item): number for number, item in reversed([*enumerate(value)])}  # Of each class.
         for number in first.values():
             for struct, inner, put in places(value[number]):
                 replace = partial(with_item, value, number)
-                yield struct, inner, lambda new, replace=replace, put=put: replace(put(new))
+                yield struct, inner, composed(replace, put)
+
+
+def composed(outer: Callable[[Any], Any], inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: outer(inner(value))
 
 
 def replaced(struct: msgspec.Struct, field: str, value: Any) -> Any:
@@ -330,7 +334,7 @@ def kind_of(error: FastnessError | None) -> str:
     return "" if error is None else re.sub(r"'.*?'|[\d.,]+", "#", str(error))
 
 
-WRONG = (True, 5, 5.0, "5", b"5", None, [], {}, object())  # Each is wrong for some types.
+WRONG: tuple[Any, ...] = (True, 5, 5.0, "5", b"5", None, [], {}, object())  # Each is wrong for some types.
 
 
 def others_of(kind: Any) -> Iterator[Any]:
@@ -342,7 +346,7 @@ def others_of(kind: Any) -> Iterator[Any]:
             yield from ([each] for each in WRONG)
         elif origin is dict:
             yield from ({right(items[0]): each} for each in WRONG)
-            yield from ({each: right(items[1])} for each in WRONG if each.__hash__)
+            yield from ({each: right(items[1])} for each in WRONG if isinstance(each, Hashable))
 
 
 def test_values_that_a_server_could_not_decode_are_refused_by_an_embedded_plane(populated: PopulatedPlane) -> None:

@@ -431,12 +431,6 @@ def test_sessions_and_kinds_with_underscores_are_distinguished(log: ActivityLog,
         log.end_session("main", "a_b")
 
 
-@pytest.mark.parametrize("limit", [0, -1, limits.READ_ENTRIES_MAX + 1])
-def test_the_page_size_is_limited(log: ActivityLog, limit: int) -> None:
-    with pytest.raises(InvalidArgument, match="READ_ENTRIES_MAX"):
-        log.read("main", limit=limit)
-
-
 def test_damage_is_skipped_and_counted_once_however_small_the_pages(open_log: Open, folder: Path) -> None:
     """A truncated line does not hide other lines, before or after rotation."""
     log = open_log(objects=None)

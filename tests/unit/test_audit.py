@@ -141,7 +141,7 @@ def test_a_page_reads_a_bounded_number_of_entries(monkeypatch: pytest.MonkeyPatc
 
 def test_invalid_pages_are_refused() -> None:
     with MemoryDatabase() as database:
-        for bad in ({"limit": 0}, {"limit": 1_001}, {"after": "x"}, {"after": "1-" + "0" * 60}, {"since_ms": -1}):
+        for bad in ({"after": "x"}, {"after": "1-" + "0" * 60}, {"since_ms": -1}):
             with pytest.raises(InvalidArgument):
                 database.read(layer.page, "main", **bad)
 

@@ -2,12 +2,13 @@
 
 import inspect
 import re
+from typing import Any
 
 from fastness import errors
 from fastness.errors import Backend, FastnessError, MailboxFull, RetryAdvice, rebuild
 from tests.support.failures import Failures
 
-CLASSES = {
+CLASSES: dict[str, Any] = {
     name: thing
     for name, thing in vars(errors).items()
     if inspect.isclass(thing) and issubclass(thing, BaseException) and thing.__module__.startswith(errors.__name__)
@@ -19,7 +20,9 @@ def drawn_parents() -> dict[str, str | None]:
     parents: dict[str, str | None] = {}
     branch: list[str] = []  # The last name drawn at each depth.
     for line in (errors.__doc__ or "").splitlines()[2:]:
-        stem, names = re.fullmatch(r"([│├└─ ]*)(\S.*)", line).groups()
+        drawn = re.fullmatch(r"([│├└─ ]*)(\S.*)", line)
+        assert drawn is not None
+        stem, names = drawn.groups()
         depth = len(stem) // 4
         for name in re.split(r"\s{2,}", names)[0].split(", "):
             parents[name] = branch[depth - 1] if depth else None

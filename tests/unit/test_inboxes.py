@@ -158,7 +158,7 @@ def test_effects_and_timers_of_an_item_are_indexed_when_it_is_drained(database: 
 
 def test_an_item_that_is_too_large_is_refused(database: Database, world: World) -> None:
     failures = Failures()
-    too_large: list[tuple[InboxItem, str]] = [
+    cases: list[tuple[InboxItem, str]] = [
         (DomainEvent(schema="s", payload=LARGE), "payload has 4097 bytes and may have 4096; store it as a blob"),
         (DomainEvent(schema="s" * 1_025), "its schema has 1025 bytes"),
         (DomainEvent(schema="s", key=bytes(1_025)), "its key has 1025 bytes"),
@@ -173,7 +173,7 @@ def test_an_item_that_is_too_large_is_refused(database: Database, world: World) 
             "33 headers and may have 32",
         ),
     ]
-    for item, why in too_large:
+    for item, why in cases:
         with failures.of((item, why)):
             with pytest.raises(PayloadTooLarge, match=why):
                 put(database, Control(command="fine"), item)
@@ -188,7 +188,7 @@ def test_an_item_at_the_limits_is_accepted(database: Database, world: World) -> 
     assert database.transact(inboxes.drain, world) == [0, 1]
 
 
-POISON = {
+POISON: dict[str, InboxItem] = {
     "huge_params": Control(command="c", effects=(Effect("k", b"h", bytes(300_000)),)),
     "many_timers": Control(command="c", timers=tuple(Timer(number, bytes(32)) for number in range(5_000))),
     "huge_header": InboundMessage(inbox_name="a", headers={"a": "x" * 300_000}),
@@ -320,9 +320,9 @@ async def test_a_large_payload_becomes_a_blob_on_a_loop(url: str) -> None:
         await ada.create()
         await ada.inbox.put(TimerFired(timer_id="t", payload=LARGE))
         ((_, item),) = await ada.inbox.read()
-        hash = hashlib.sha256(LARGE).hexdigest()
-        assert (item.payload, item.payload_blob) == (b"", hash)
-        assert await plane.blobs.get(hash) == LARGE
+        digest = hashlib.sha256(LARGE).hexdigest()
+        assert (item.payload, item.payload_blob) == (b"", digest)
+        assert await plane.blobs.get(digest) == LARGE
 
 
 @pytest.mark.parametrize("payload", [b"p", LARGE], ids=["small", "large"])

@@ -22,7 +22,7 @@ bob = lock_fixtures.bob
 
 async def test_an_invalid_path_is_rejected(table: LockTable) -> None:
     failures = Failures()
-    for path, message in [
+    paths: list[tuple[Any, str]] = [
         (["table", "task"], "database, entity_type, record_id"),
         (["record_id", "123"], "type/id"),
         (["record_id", "task/"], "type/id"),
@@ -45,7 +45,8 @@ async def test_an_invalid_path_is_rejected(table: LockTable) -> None:
         (None, "a list of a level and a name"),
         (7, "a list of a level and a name"),
         ({"record_id": "task/1"}, "a list of a level and a name"),
-    ]:
+    ]
+    for path, message in paths:
         with failures.of((path, message)):
             with pytest.raises(InvalidArgument, match=message):
                 table.acquire(path)

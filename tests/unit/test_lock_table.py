@@ -68,7 +68,7 @@ def test_compatible_modes_can_be_held_at_once(ada: Actor, bob: Actor) -> None:
     failures = Failures()
     for held, wanted, together in cases:
         with failures.of((held, wanted)), done(ada.acquire(*held)):
-            attempt = bob.acquire(*wanted, timeout_seconds=0)
+            attempt = bob.acquire(wanted[0], wanted[1], timeout_seconds=0)
             if together:
                 done(attempt).release()
             else:

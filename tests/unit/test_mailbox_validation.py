@@ -152,6 +152,7 @@ def test_a_world_gets_no_mail_from_senders_its_agent_blocks(database: Database) 
 
 BAD: list[tuple[dict[str, Any], type[FastnessError], str]] = [
     ({"body": b"x" * 65_537}, PayloadTooLarge, "at most 65536 bytes, not 65537; store a blob"),
+    ({"body": "text"}, InvalidArgument, "must be bytes, not str"),
     ({"id": ""}, InvalidArgument, "not a mail id"),
     ({"id": "x" * 65}, InvalidArgument, "not a mail id"),
     ({"id": "ü"}, InvalidArgument, "not a mail id"),
@@ -200,14 +201,15 @@ def test_confirming_an_invalid_id_is_refused(database: Database) -> None:
 
 def test_a_mail_policy_out_of_range_is_refused(database: Database) -> None:
     failures = Failures()
-    for policy in [
+    policies: list[dict[str, Any]] = [
         {"pending_max": 0},
         {"pending_max": 1_000_001},
         {"ttl_seconds": 0.5},
         {"ttl_seconds": float("nan")},
         {"ttl_seconds": float("inf")},
         {"ttl_seconds": 10 * 365 * 86_400 + 1},
-    ]:
+    ]
+    for policy in policies:
         with failures.of(policy):
             with pytest.raises(InvalidArgument, match=next(iter(policy))):
                 set_policy(database, **policy)

@@ -50,7 +50,7 @@ ANY_REQUEST = reduce(or_, REQUESTS)
 INTEGERS = st.integers(-(2**63), 2**64 - 1)  # What msgpack can carry.
 
 
-def instances(kind: type[Request[Any]]) -> st.SearchStrategy[Request[Any]]:
+def instances(kind: Any) -> st.SearchStrategy[Any]:
     fields = {field.name: values_of(field.type) for field in msgspec.structs.fields(kind)}
     return st.fixed_dictionaries(fields).map(lambda values: kind(**values))
 
@@ -143,10 +143,11 @@ def test_the_declarations_of_requests_have_their_form() -> None:
         with failures.of(kind.__name__):
             config = kind.__struct_config__
             assert config.tag_field == "op"
-            assert config.tag == config.tag.lower()
+            tag = str(config.tag)
+            assert tag == tag.lower()
             module = kind.__module__.rpartition(".")[2]
             area = {"health_checks": "checkups", "quotas": "universes"}.get(module, module)
-            assert config.tag.partition(".")[0] == area
+            assert tag.partition(".")[0] == area
             assert config.frozen
             assert not kind.operation.atomic or OPERATIONS[kind].run is not None or kind is WriteEntities
             (tier,) = (field for field in msgspec.structs.fields(kind) if field.name == "tier")
@@ -202,8 +203,10 @@ async def test_an_unknown_request_is_refused_wherever_it_is_executed() -> None:
 
 
 def test_requests_of_one_transaction_see_each_other() -> None:
-    def work(tx: Any) -> list[Any]:
-        return [execute(tx, request) for request in (PutPair(b"a", b"1", tier=Tier.IMPORTANT), GetPair(b"a"))]
+    requests: list[Request[Any]] = [PutPair(b"a", b"1", tier=Tier.IMPORTANT), GetPair(b"a")]
+
+    def work(tx: Transaction) -> list[Any]:
+        return [execute(tx, request) for request in requests]
 
     with MemoryDatabase() as database:
         assert database.transact(work) == [Committed(Tier.IMPORTANT), Value(b"1")]

@@ -502,6 +502,7 @@ def plane() -> Iterator[Plane]:
 
 
 def test_requests_may_need_an_existing_queue(plane: Plane) -> None:
+    transport: Any = plane._transport
     for request in (
         PutMessages("jobs", [NewMessage(b"a")], must_exist=True),
         ReceiveMessages("jobs", "ada", must_exist=True),
@@ -509,7 +510,7 @@ def test_requests_may_need_an_existing_queue(plane: Plane) -> None:
         GetQueueStats("jobs", must_exist=True),
     ):
         with pytest.raises(QueueNotFound):
-            plane._transport.call(request)
+            transport.call(request)
     plane.queue("jobs").put(b"a")
     answer = plane._transport.call(ReceiveMessages("jobs", "ada", must_exist=True))
     assert answer.count == 1
@@ -561,10 +562,10 @@ def test_a_client_batches_only_calls_with_the_same_options() -> None:
 
     batcher = RequestBatcher(send)
     proofs = [MessageLease("a", "b", 1)]
-    for options in ({}, {"must_exist": True}, {}, {"must_exist": True}):
-        batcher.add(BatchableCall(PutMessages("jobs", [NewMessage(b"a")], **options), Future()))
-    for options in ({}, {"late": True}, {"late": True}):
-        batcher.add(BatchableCall(AckMessages("jobs", proofs, **options), Future()))
+    for must_exist in (False, True, False, True):
+        batcher.add(BatchableCall(PutMessages("jobs", [NewMessage(b"a")], must_exist=must_exist), Future()))
+    for late in (False, True, True):
+        batcher.add(BatchableCall(AckMessages("jobs", proofs, late=late), Future()))
     assert batcher.send() == 3
     assert [len(each.messages) for each in sent[:2]] == [2, 2]
     assert [each.must_exist for each in sent[:2]] == [False, True]

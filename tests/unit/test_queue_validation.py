@@ -77,10 +77,13 @@ def test_a_message_with_a_field_that_cannot_be_encoded_is_refused(database: Data
 
 
 @pytest.mark.parametrize("backend", ["memory"])
-def test_a_queue_is_not_its_own_dead_letter_queue(database: Database) -> None:
-    with pytest.raises(InvalidArgument):
-        set_policy(database, dead_letter_queue="jobs")
-    assert everything(database) == []
+def test_a_policy_without_sense_or_of_wrong_types_is_refused(database: Database) -> None:
+    """Also in a transaction of its caller, where no request is checked."""
+    wrong: dict[str, Any]
+    for wrong in ({"dead_letter_queue": "jobs"}, {"paused": 1}, {"max_attempts": 2.5}, {"dead_letter_rule": "often"}):
+        with pytest.raises(InvalidArgument):
+            set_policy(database, **wrong)
+        assert everything(database) == [], wrong
 
 
 @pytest.mark.parametrize("backend", ["memory"])
@@ -96,7 +99,7 @@ def test_a_redrive_of_too_many_or_invalid_ids_is_refused(database: Database) -> 
     id = queues.format_id(lease_one(database).id)
     before = everything(database)
     options: dict[str, Any]
-    for options in ({"limit": 257}, {"ids": [id] * 257}, {"ids": ["nonsense"]}):
+    for options in ({"limit": 0}, {"limit": 257}, {"ids": [id] * 257}, {"ids": ["nonsense"]}):
         with pytest.raises(InvalidArgument):
             database.transact(queues.redrive, JOBS, **options)
     assert everything(database) == before

@@ -622,9 +622,8 @@ def test_leased_messages_are_listed_in_pages(database: Database, monkeypatch: py
             found += [each.id for each in page.messages]
             after, pages = page.next, pages + 1
         assert (found, pages <= 6) == (held, True)
-    for wrong in ({"limit": 0}, {"limit": 1_001}, {"after": "nonsense"}):
-        with pytest.raises(InvalidArgument):
-            leased(database, **wrong)
+    with pytest.raises(InvalidArgument):
+        leased(database, after="nonsense")
 
 
 # Deletion.

@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from click.testing import Result
 
@@ -30,7 +31,7 @@ def http_codes() -> Iterator[tuple[str, int]]:
                 continue
             named = {keyword.arg: keyword.value for keyword in node.keywords}
             given = node.args[:2] if node.func.id == "HttpError" else [named.get("status"), named.get("code")]
-            values = [each.value for each in given if isinstance(each, ast.Constant)]
+            values: list[Any] = [each.value for each in given if isinstance(each, ast.Constant)]
             if node.func.id in ("HttpError", "Problem") and len(values) == 2:
                 yield values[1], values[0]
     yield from ((code, status) for status, code in problems._CODES.items())

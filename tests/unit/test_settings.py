@@ -131,7 +131,9 @@ def test_settings_become_options_of_the_plane() -> None:
     assert (options.objects, options.compact_every_seconds) == ("memory:", 5.0)
     assert options.consumers is not None
     assert (options.consumers.consumers_max, options.consumers.poll_seconds) == (9, 1.0)
-    assert Settings().options.consumers.consumers_max == WAITING_CONSUMERS_MAX
+    defaults = Settings().options.consumers
+    assert defaults is not None
+    assert defaults.consumers_max == WAITING_CONSUMERS_MAX
     assert (options.consumers.poll_jitter_seconds, options.consumers.resilient_poll_seconds) == (0.0, 60.0)
 
 

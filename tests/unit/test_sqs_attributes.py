@@ -1,6 +1,7 @@
 """Attributes of SQS queues: their ranges, their forms, and what they mean for the policy of a queue."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,7 @@ RANGES = {
     "KmsDataKeyReusePeriodSeconds": (60, 86_400),
 }
 BOOLEANS = ["FifoQueue", "ContentBasedDeduplication", "SqsManagedSseEnabled"]
+INVALID_COUNTS: list[Any] = [0, 1_001, -1, "x", "", 1.5, True, None, []]
 INVALID_REDRIVES = [
     "x",
     "[]",
@@ -32,10 +34,7 @@ INVALID_REDRIVES = [
         json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 3})
         for arn in ("dead", "arn:aws:sns:us-east-1:000000000000:dead", ARN, ARN + "a/b", ARN + "a:b", 7, None)
     ),
-    *(
-        json.dumps({"deadLetterTargetArn": ARN + "dead", "maxReceiveCount": count})
-        for count in (0, 1_001, -1, "x", "", 1.5, True, None, [])
-    ),
+    *(json.dumps({"deadLetterTargetArn": ARN + "dead", "maxReceiveCount": count}) for count in INVALID_COUNTS),
     json.dumps({"deadLetterTargetArn": ARN + "dead", "maxReceiveCount": 3, "other": 1}),
 ]
 INVALID_ALLOWS = [

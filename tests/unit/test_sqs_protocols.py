@@ -36,7 +36,7 @@ PROTOCOLS: Final[tuple[Protocol, ...]] = ("json", "query")
 TEXT: Final = st.text(
     st.one_of(
         st.sampled_from("\t\n\r&<>\"'%+=. é€😀"),
-        st.characters(min_codepoint=0x20, max_codepoint=0xFFFD, exclude_categories=("Cs",)),
+        st.characters(min_codepoint=0x20, max_codepoint=0xFFFD, exclude_categories=["Cs"]),
         st.characters(min_codepoint=0x10000),
     ),
     max_size=12,

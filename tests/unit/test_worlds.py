@@ -49,12 +49,13 @@ def test_a_world_is_created_once_active_and_empty(database: Database, clock: Man
 def test_operations_on_a_missing_world_are_refused(database: Database) -> None:
     database.transact(worlds.create, World("other", "ada"))
     before = everything(database)
-    for work, arguments, options in (
+    calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
         (worlds.describe, (), {}),
         (journals.append, ([ENTRY],), {"expected_head": 0}),
         (inboxes.enqueue, (ITEM,), {}),
         (inboxes.drain, (), {}),
-    ):
+    ]
+    for work, arguments, options in calls:
         with pytest.raises(WorldNotFound, match="no world ada in main; create it first"):
             database.transact(work, ADA, *arguments, **options)
     assert everything(database) == before
