@@ -142,26 +142,11 @@ def test_a_remote_request_of_a_thread_is_refused(server: Any) -> None:
 
 
 REFUSED: list[tuple[str, Any]] = [
-    (
-        "priority is 'high'; give a whole number from 0 to 9",
-        lambda plane: plane.queue("jobs").put(1, priority="high"),
-    ),
-    (
-        "attributes['a'] is 1; give a text",
-        lambda plane: plane.queue("jobs").put(1, attributes={"a": 1}),
-    ),
-    (
-        "attributes is 'a'; give a dictionary",
-        lambda plane: plane.queue("jobs").put(1, attributes="a"),
-    ),
-    (
-        "keep_result is 'yes'; give True or False",
-        lambda plane: plane.queue("jobs").put(1, keep_result="yes"),
-    ),
-    (
-        f"group is ['{'x' * 57}…; give a text, or None",
-        lambda plane: plane.queue("jobs").put(1, group=["x" * 1_000]),
-    ),
+    ("priority is 'high'; give a whole number from 0 to 9", lambda plane: plane.queue("jobs").put(1, priority="high")),
+    ("attributes['a'] is 1; give a text", lambda plane: plane.queue("jobs").put(1, attributes={"a": 1})),
+    ("attributes is 'a'; give a dictionary", lambda plane: plane.queue("jobs").put(1, attributes="a")),
+    ("keep_result is 'yes'; give True or False", lambda plane: plane.queue("jobs").put(1, keep_result="yes")),
+    (f"group is ['{'x' * 57}…; give a text, or None", lambda plane: plane.queue("jobs").put(1, group=["x" * 1_000])),
     (
         "priority of messages[1] is 'high'; give a whole number from 0 to 9",
         lambda plane: plane.queue("jobs").put_many([1, NewMessage(priority="high")]),  # type: ignore[arg-type]
@@ -174,10 +159,7 @@ REFUSED: list[tuple[str, Any]] = [
         "visibility_seconds is 'x'; give a number from 0.001 to 43,200, or None",
         lambda plane: plane.queue("jobs").receive(visibility_seconds="x"),
     ),
-    (
-        "extend_for_seconds is 'x'; give a number",
-        lambda plane: plane.queue("jobs").receive(extend_for_seconds="x"),
-    ),
+    ("extend_for_seconds is 'x'; give a number", lambda plane: plane.queue("jobs").receive(extend_for_seconds="x")),
     (
         "ttl_seconds is '5'; give a number from 0.001 to 86,400",
         lambda plane: plane.lease("a").acquire("ada", ttl_seconds="5"),

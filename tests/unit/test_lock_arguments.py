@@ -1,7 +1,6 @@
 """The lock table validates paths, modes, timeouts and levels."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -60,23 +59,29 @@ async def test_an_invalid_path_is_rejected(table: LockTable) -> None:
     failures.check()
 
 
-async def test_other_invalid_arguments_are_rejected(table: LockTable) -> None:
+async def test_other_invalid_arguments_are_rejected() -> None:
     timeouts: list[Any] = [-1, -0.001, float("nan"), float("inf"), float("-inf"), "1", True, [], 1j]
-    cases: list[tuple[Callable[[Any], object], str | None, list[Any]]] = [
-        (table.acquire_all, None, ["record_id", ["record_id", "task/1"], None, 7, [None]]),
-        (partial(table.acquire, row(1)), "IS, IX, S, X", ["", "SIX", "x", "EXCLUSIVE", None, 3, [], {}]),
-        (lambda seconds: table.acquire(row(1), timeout_seconds=seconds), "timeout_seconds", timeouts),
-        (LockTable, None, [(), "database", ("a", ""), ("a", 7), ("a", "A"), 7, None]),
-        (lambda number: LockTable(waiters_max=number), "waiters_max", [-1, 1.5, "1", None, True]),
+    cases: list[tuple[Callable[[LockTable, Any], object], str | None, list[Any]]] = [
+        (LockTable.acquire_all, None, ["record_id", ["record_id", "task/1"], None, 7, [None]]),
+        (
+            lambda table, mode: table.acquire(row(1), mode),
+            "IS, IX, S, X",
+            ["", "SIX", "x", "EXCLUSIVE", None, 3, [], {}],
+        ),
+        (lambda table, seconds: table.acquire(row(1), timeout_seconds=seconds), "timeout_seconds", timeouts),
+        (lambda _, levels: LockTable(levels), None, [(), "database", ("a", ""), ("a", 7), ("a", "A"), 7, None]),
+        (lambda _, number: LockTable(waiters_max=number), "waiters_max", [-1, 1.5, "1", None, True]),
     ]
     failures = Failures()
     for call, message, values in cases:
         for value in values:
+            table = LockTable()
             with failures.of((call, value)):
                 with pytest.raises(InvalidArgument, match=message):
-                    call(value)
+                    call(table, value)
                 assert_empty(table)
     for seconds in timeouts:
+        table = LockTable()
         with failures.of(seconds):
             with pytest.raises(InvalidArgument, match="timeout_seconds"):
                 await table.acquire_async(row(1), timeout_seconds=seconds)
