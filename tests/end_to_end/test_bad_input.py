@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
-from websockets.sync.client import ClientConnection
 from websockets.sync.client import connect as connect_stream
+from websockets.sync.connection import Connection
 
 import fastness
 from fastness.limits import FRAME_BYTES_MAX
@@ -26,6 +26,7 @@ from fastness.wire.entities import GetEntity, PutEntity
 from fastness.wire.frames import PROTOCOL, Call, Hello, encode
 from fastness.wire.leases import AcquireLease, CheckLease, LeaseProof, ListLeases
 from fastness.wire.queues import ListQueues, NewMessage, PeekMessages, PurgeQueue, PutMessages, ReceiveMessages
+from fastness.wire.requests import Request
 from fastness.wire.states import GetState, UpdateState
 from fastness.wire.worlds import AppendEntries, ListWorlds, ReadJournal
 from tests.support.server_process import SECONDS_MAX, Server
@@ -764,7 +765,7 @@ def test_a_token_cannot_read_or_change_another_universe(tenants: tuple[Any, dict
 
 
 @contextmanager
-def stream_of(server: Server, token: str | None = None, session: str = "s") -> Iterator[ClientConnection]:
+def stream_of(server: Server, token: str | None = None, session: str = "s") -> Iterator[Connection]:
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     url = server.url.replace("http", "ws", 1) + "/v1/stream"
     with connect_stream(url, compression=None, additional_headers=headers, max_size=None) as stream:
@@ -773,10 +774,10 @@ def stream_of(server: Server, token: str | None = None, session: str = "s") -> I
         yield stream
 
 
-def replies(stream: ClientConnection, count: int) -> dict[int, Any]:
+def replies(stream: Connection, count: int) -> dict[int, Any]:
     found: dict[int, Any] = {}
     while len(found) < count:
-        for number, *rest in msgspec.msgpack.decode(stream.recv(SECONDS_MAX)):
+        for number, *rest in msgspec.msgpack.decode(stream.recv(SECONDS_MAX, decode=False)):
             found[number] = rest
     return found
 
@@ -785,7 +786,7 @@ def test_a_stream_cannot_read_or_change_another_universe(tenants: tuple[Any, dic
     server, tokens = tenants
     before = beta_state(server, tokens["beta"])
     proof = LeaseProof("doc", "a", 1, universe="beta")
-    requests = [
+    requests: list[Request[Any]] = [
         ListQueues(universe="beta"),
         ListQueues(universe="Beta"),
         ListQueues(),

@@ -294,8 +294,9 @@ async def test_what_decides_the_meaning_of_a_request_must_be_signed(endpoint: En
     ):
         request = send()
         del request.headers[name.replace("_", "-")]
+        unsigned: dict[str, Any] = {name: value}
         with refused("IncompleteSignature", f"{name.replace('_', '-')} is not signed"):
-            endpoint.accept(endpoint.sign(made, request), **{name: value})
+            endpoint.accept(endpoint.sign(made, request), **unsigned)
     request = endpoint.presign(made, AWSRequest("GET", f"{URL}?Action=ListQueues"))
     with refused("IncompleteSignature", "x-amz-target is not signed"):
         endpoint.accept(request, x_amz_target="AmazonSQS.DeleteQueue")

@@ -196,7 +196,7 @@ def test_a_refused_send_is_set_aside_and_succeeds_when_it_is_allowed() -> None:
         working.program("pay")(pay)
         run_ready(bank, failing)
         [received] = bank.world("teller").aside()
-        assert received.item.sender == "orders@shop"  # type: ignore[union-attr]
+        assert received.item.sender == "orders@shop"
         bank.world("teller").retry_aside(received.sequence)
         run_ready(bank, working)
         assert bank.world("teller").restore(working.programs["pay"]).state == [["orders@shop", b"k", True]]
