@@ -191,8 +191,6 @@ class Run:
             "no:cacheprovider",
             "--basetemp",
             str(output.with_suffix(".files")),
-            "-o",
-            "tmp_path_retention_policy=failed",
             *self.pytest_arguments,
             *files,
         ]
@@ -219,6 +217,7 @@ class Run:
             outcome.failures = ended.files
         for name, value in vars(outcome).items():
             vars(self.total)[name] += value
+        shutil.rmtree(ended.output.with_suffix(".files"), ignore_errors=True)
         names = f"{ended.files[0]} and {len(ended.files) - 1} more" if ended.files[1:] else ended.files[0]
         seconds = time.monotonic() - ended.started
         print(f"{progress} {names}: {_counts(outcome.counts)}, {seconds:.0f} s", flush=True)

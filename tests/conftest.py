@@ -24,7 +24,7 @@ from tests.support.backends import BACKENDS
 from tests.support.depth import Depth, depth_of, first_seed_of
 from tests.support.postgres import SERVER, THROWAWAY, PostgresServer
 
-PARTS = 8
+PARTS = 16
 COSTLY = {"spark", "browser"}  # Fixtures.
 STORED = {"rocksdb", "dir", "postgres", "postgresql"}
 UNIT = Path(__file__).parent / "unit"

@@ -40,6 +40,7 @@ def served(site: Path) -> Iterator[str]:
         server.shutdown()
 
 
+@pytest.mark.rotating
 def test_the_site_has_every_page_and_loads_nothing_of_another_host(site: Path) -> None:
     pages = [each.relative_to(ROOT / "docs").with_suffix(".html") for each in (ROOT / "docs").rglob("*.md")]
     pages += [

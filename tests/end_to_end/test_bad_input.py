@@ -848,6 +848,7 @@ def frames(chance: random.Random) -> Iterator[bytes]:
     yield bytes(FRAME_BYTES_MAX)
 
 
+@pytest.mark.rotating
 def test_fuzzed_frames_are_logged_and_leak_no_memory(server: Server) -> None:
     print(f"seed {SEED}")
     with stream_of(server) as stream:  # Allocates what any stream needs.

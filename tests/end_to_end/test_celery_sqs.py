@@ -126,6 +126,7 @@ def test_a_task_of_a_killed_worker_runs_again(workers: celery_workers.Workers, b
     workers.wait(lambda: broker.counts() == (0, 0), broker.counts)
 
 
+@pytest.mark.rotating
 def test_a_chord_whose_last_part_is_killed_sends_its_body_once(workers: celery_workers.Workers, tmp_path: Path) -> None:
     killed = workers.start(concurrency=2)
     release = tmp_path / "release"
@@ -143,6 +144,7 @@ def test_a_chord_whose_last_part_is_killed_sends_its_body_once(workers: celery_w
     assert _count(workers, "body") == 1
 
 
+@pytest.mark.rotating
 def test_a_task_does_not_run_before_its_time(workers: celery_workers.Workers) -> None:
     """Each task returns when it ran, and the next one is sent after that."""
     workers.start()

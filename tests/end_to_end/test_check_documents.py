@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 import check_documents
 
 PAGE = """# A page
@@ -27,6 +29,7 @@ with fastness.open("memory:") as plane:
 """
 
 
+@pytest.mark.rotating
 def test_wrong_python_is_found_with_its_line(tmp_path: Path) -> None:
     page = tmp_path / "docs" / "page.md"
     page.parent.mkdir()

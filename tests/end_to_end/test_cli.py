@@ -186,6 +186,7 @@ def test_a_command_is_stopped_when_another_owner_acquires_its_lock(
     assert (tmp_path / "terminated").exists()
 
 
+@pytest.mark.rotating
 def test_a_command_is_killed_before_a_lock_that_cannot_be_renewed_expires(
     start: Callable[..., "subprocess.Popen[str]"], environment: dict[str, str], tmp_path: Path
 ) -> None:

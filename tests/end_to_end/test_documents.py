@@ -43,6 +43,7 @@ def test_the_readme_and_the_tour_have_python_blocks() -> None:
     assert len(BLOCKS) >= 12
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
 def test_a_block_of_the_tour_runs_twice_in_one_directory(block: str, tmp_path: Path) -> None:
     for _ in range(2):

@@ -20,6 +20,7 @@ def ask(server: Server, query: str, token: str) -> tuple[int, Any]:
     return status, json.loads(body)
 
 
+@pytest.mark.rotating
 def test_a_server_stores_samples_and_serves_them_after_a_restart(tmp_path: Path) -> None:
     with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         admin = plane.tokens.create("admin", universes="*", verbs="*").token

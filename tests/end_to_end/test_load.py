@@ -364,6 +364,7 @@ def pieces(size: int, digest: Any) -> Iterator[bytes]:
         yield piece
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("mebibytes", versions(128, 1_024))
 def test_large_blob_needs_little_memory(server: Server, mebibytes: int) -> None:
     size = mebibytes * MIB

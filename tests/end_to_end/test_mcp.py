@@ -330,6 +330,7 @@ async def test_a_token_cannot_use_a_queue_of_another_universe(served: Served, re
         assert (await ada.read_resource(f"fastness://main/queues/{queue}")).contents
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("transport", ["http", "stdio"])
 @pytest.mark.parametrize("revision", REVISIONS)
 async def test_a_token_for_some_queues_reaches_no_other(served: Served, transport: str, revision: str) -> None:

@@ -81,6 +81,7 @@ def work(plane: Plane) -> None:
         message.ack(result={"size": answer.content["size"], "width": message.json()["width"]})
 
 
+@pytest.mark.rotating
 def test_the_typescript_client_runs_a_task_to_its_result(plane: Plane) -> None:
     for era in ("legacy", "modern"):
         started = plane.run("ada", era, "start")

@@ -102,6 +102,7 @@ def test_servers_see_each_other(cluster: Cluster) -> None:
     assert all(server.url in text for server in cluster.servers)
 
 
+@pytest.mark.rotating
 def test_another_node_takes_over_from_one_that_was_killed_and_fires_a_schedule(cluster: Cluster) -> None:
     holder = both(cluster)
     survivor, killed_pid = cluster.other(holder), holder.process.pid

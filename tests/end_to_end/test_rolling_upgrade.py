@@ -92,6 +92,7 @@ def url_of(plane: Plane) -> str:
     return next(node.address for node in plane.nodes().nodes if node.kind == "server")
 
 
+@pytest.mark.rotating
 def test_a_node_writes_the_new_format_only_after_it_was_raised(postgres_url: str) -> None:
     with fastness.open(postgres_url):
         pass  # This version creates the plane.

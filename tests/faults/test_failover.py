@@ -302,6 +302,7 @@ def is_reachable(database: PostgresDatabase) -> bool:
     return False
 
 
+@pytest.mark.rotating
 def test_a_hung_server_is_not_ready(pair: Any) -> None:
     with PostgresDatabase(pair.url) as database:
         database.check_reachable()

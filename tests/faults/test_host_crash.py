@@ -195,9 +195,9 @@ class Scenario:
         ("memory", "crash"),
         pytest.param("rocksdb", "crash", marks=pytest.mark.rotating),
         pytest.param("postgres", "crash", marks=pytest.mark.rotating),
-        ("memory", "lost"),
+        pytest.param("memory", "lost", marks=pytest.mark.rotating),
         pytest.param("rocksdb", "lost", marks=pytest.mark.rotating),
-        ("memory", "refused"),
+        pytest.param("memory", "refused", marks=pytest.mark.rotating),
     ],
     indirect=["backend"],
 )
@@ -286,12 +286,13 @@ def run_pair(services: Services, clock: ManualClock, shop: str, fail_at: int | N
     return first, (state_of("orders"), sent, state_of("teller")[-2:], len(state_of("teller")))
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("backend", "fault"),
     [
         ("memory", "crash"),
         ("rocksdb", "lost"),
-        pytest.param("postgres", "crash", marks=pytest.mark.rotating),
+        ("postgres", "crash"),
         ("memory", "refused"),
     ],
     indirect=["backend"],

@@ -74,6 +74,7 @@ def check(child: "subprocess.Popen[str]", url: str, folder: Path, kills: int) ->
     print(f"{killed} kills in {finished} graphs, which all have the same final state and steps")
 
 
+@pytest.mark.rotating
 def test_a_killed_graph_ends_like_an_undisturbed_one(
     child: "subprocess.Popen[str]", tmp_path: Path, depth: Depth
 ) -> None:

@@ -77,6 +77,7 @@ def pairs(database: Database) -> dict[bytes, bytes]:
     return dict(_pairs_of(database, BEGIN, END))
 
 
+@pytest.mark.rotating
 def test_a_killed_migration_resumes_where_it_stopped(
     environment: str, postgres_url: str, tmp_path: Path, clock: ManualClock, depth: Depth
 ) -> None:

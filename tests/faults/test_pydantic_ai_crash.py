@@ -5,6 +5,8 @@ import random
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 import fastness
 from tests.faults import pydantic_ai_child
 from tests.support.depth import Depth
@@ -30,6 +32,7 @@ def uninterrupted() -> list[list[str]]:
     return found
 
 
+@pytest.mark.rotating
 def test_killed_runs_end_as_one_that_was_not_interrupted(tmp_path: Path, depth: Depth) -> None:
     kills = depth.kills
     seed = random.randrange(1 << 32)

@@ -225,6 +225,7 @@ def test_a_killed_process_does_not_block_others(postgres_url: str, depth: Depth)
     assert (left, stats.put_total) == (set(), stats.acked_total + stats.dead_total)
 
 
+@pytest.mark.rotating
 def test_a_paused_process_does_not_block_others(postgres_url: str, depth: Depth) -> None:
     """PostgreSQL soon ends its transaction. No caller of either process notices."""
     puts = round(120 * depth.load)

@@ -32,6 +32,7 @@ def test_killed_runs_end_in_the_same_state(framework: str, tmp_path: Path, depth
     assert len(conversations) > kills // 20
 
 
+@pytest.mark.rotating
 def test_processes_that_add_to_one_session_lose_nothing_and_keep_items_together(postgres_url: str) -> None:
     [line] = run_child("write", postgres_url)
     found = [item["content"].split() for item in json.loads(line)]

@@ -180,6 +180,7 @@ DAMAGES = [
 ]
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damage_is_reported_with_what_it_affects(root: Path, damage: Callable[[Path], str]) -> None:
     expected = damage(root)
@@ -218,6 +219,7 @@ def test_spark_verifies_the_checksums_of_pages(spark: SparkSession, root: Path) 
         table.read(spark).where("record is not null").collect()
 
 
+@pytest.mark.rotating
 def test_hashes_of_a_long_log_survive_checkpoints_and_cleanup(tmp_path: Path) -> None:
     table = Lake(str(tmp_path)).table(JOURNAL)
     for n in range(120):

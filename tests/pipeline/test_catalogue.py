@@ -132,6 +132,7 @@ def engines(published: Path) -> Engines:
 # The same numbers from every engine.
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("table", TABLES)
 def test_example_of_a_table_gives_the_same_rows_in_duckdb_and_polars(engines: Engines, table: str) -> None:
     [query] = QUERIES[table]
@@ -140,6 +141,7 @@ def test_example_of_a_table_gives_the_same_rows_in_duckdb_and_polars(engines: En
     assert normal(engines.polars(query)) == rows
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("view", VIEWS, ids=[view.name for view in VIEWS])
 def test_view_gives_the_same_rows_in_duckdb_and_polars(engines: Engines, view: Any) -> None:
     rows = in_any_order(engines.duckdb(f"SELECT * FROM {view.name}"))

@@ -404,12 +404,13 @@ def test_ingest_reads_postgres_during_writes(postgres_url: str, tmp_path: Path) 
     assert taken == sum(map(len, found.values())) == built.entries + 20
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     "payload_bytes",
     [
-        pytest.param(0, id="staged", marks=pytest.mark.rotating),
+        pytest.param(0, id="staged"),
         pytest.param(2_500, id="mixed"),
-        pytest.param(65_536, id="inline", marks=pytest.mark.rotating),
+        pytest.param(65_536, id="inline"),
     ],
 )
 def test_ingest_into_an_object_store(plane: Path, monkeypatch: pytest.MonkeyPatch, payload_bytes: int) -> None:

@@ -884,6 +884,7 @@ ingest.run(None, Config(data=sys.argv[1], lake=sys.argv[2]))
 """
 
 
+@pytest.mark.rotating
 def test_killed_processes_are_continued(plane: Path, expected_content: Callable[[], dict[str, Any]]) -> None:
     damage(plane)
     right = expected_content()

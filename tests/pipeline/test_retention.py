@@ -152,6 +152,7 @@ def test_removed_rows_stay_removed_and_no_job_reports_them(lakes: Lakes, monkeyp
     assert folded(Lake(lakes.short.lake)) == folded(Lake(lakes.all.lake))
 
 
+@pytest.mark.rotating
 def test_killed_run_of_contents_adds_no_version_twice(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
     """It finds what it had added before in `states`, if the history has lost it."""
     vacuumed(lakes.short, state_changes=1)
@@ -278,7 +279,8 @@ class Events:
         assert (changes.new_files, changes.has_removals) == ([], False)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.rotating) for n in (1, 2))])
+@pytest.mark.rotating
+@pytest.mark.parametrize("seed", range(3))
 def test_roll_ups_keep_what_they_have_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """As if nothing were removed, also when all events are folded again."""
     short, every = Events(tmp_path / "short", seed), Events(tmp_path / "all", seed)
@@ -316,6 +318,7 @@ def test_executors_keep_what_roll_ups_have_counted(
     assert rebuilt == [["main"]] * 3
 
 
+@pytest.mark.rotating
 def test_forgotten_owner_is_removed_from_kept_hours_of_leases(lakes: Lakes) -> None:
     lake = Lake(lakes.short.lake)
     events = Events(Path(lakes.short.lake), 1)

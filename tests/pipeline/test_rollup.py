@@ -694,6 +694,7 @@ def test_run_killed_at_any_commit_leaves_nothing_wrong(tmp_path: Path, monkeypat
     assert logs.rows() == logs.rebuilt(tmp_path / "rebuilt").rows()
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("meanwhile", ["a roll-up", "a compaction"])
 def test_run_that_was_overtaken_adds_no_event_twice(tmp_path: Path, meanwhile: str) -> None:
     logs = Logs(tmp_path / "lake", 9)

@@ -108,6 +108,7 @@ def write_counter(plane: Path, *values: int) -> None:
             opened.entities.write("counter", "c", {"n": value})
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("sources", "tables"),
     [
@@ -169,6 +170,7 @@ def test_reset_refuses_to_lose_rows_unless_that_is_allowed(plane: Path, monkeypa
     ]
 
 
+@pytest.mark.rotating
 def test_killed_reset_is_continued_and_an_ingest_between_does_no_harm(
     plane: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -390,7 +392,8 @@ def test_digits_of_a_hash_are_no_name(tmp_path: Path) -> None:
     assert searching.search(Lake(str(tmp_path)).location, ["ada"]).found == {"records.cbor": 1}
 
 
-@pytest.mark.parametrize("step", [0, *(pytest.param(n, marks=pytest.mark.rotating) for n in (9, 18)), 27])
+@pytest.mark.rotating
+@pytest.mark.parametrize("step", [0, 9, 18, 27])
 def test_killed_forgetting_is_continued(plane: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     ingest.run(None, config(plane))
     with monkeypatch.context() as patch:
@@ -426,6 +429,7 @@ def drop_some(plane: Path) -> int:
     )
 
 
+@pytest.mark.rotating
 def test_backfill_adds_exactly_the_missing_rows(plane: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ingest.run(None, config(plane))
     before = content(plane)
@@ -492,6 +496,7 @@ def test_backfill_reports_rows_that_differ_and_leaves_them(plane: Path) -> None:
     assert backfill.run(None, config(plane), everything=True).ok
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("kept", [10, pytest.param(ENTITY_HISTORY_VERSIONS, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("job", ["accept", "backfill"])
 def test_entity_with_more_versions_than_the_plane_keeps_ends_with_exit_code_0(
@@ -539,6 +544,7 @@ path = "$.lines[*].text"
 """
 
 
+@pytest.mark.rotating
 def test_redacted_fields_are_in_no_file_and_the_audit_is_content(plane: Path, tmp_path: Path) -> None:
     secret = "ada@example.com"
     with planes.opened(f"dir:{plane}", universe="main", clock=ManualClock(planes.START_MS)) as opened:

@@ -227,6 +227,7 @@ def arguments_of(draw: st.DrawFn, tool: str) -> Json:
     return found
 
 
+@pytest.mark.rotating
 @pytest.mark.examples(12)
 @pytest.mark.parametrize("tool", BY_NAME)
 def test_no_arguments_cause_a_5xx_or_a_traceback(peer: Peer, tool: str, examples: int) -> None:
@@ -284,6 +285,7 @@ HOSTILE: Final = st.one_of(
 )
 
 
+@pytest.mark.rotating
 @pytest.mark.examples(8)
 @pytest.mark.parametrize("tool", [*EXPOSED, "broken"])
 def test_no_arguments_of_an_exposed_tool_cause_a_5xx_or_a_hang(peer: Peer, tool: str, examples: int) -> None:

@@ -172,6 +172,7 @@ def test_a_plane_survives_a_migration_to_postgresql_and_s3_and_back(
     assert came[0] == came[1] == came[2]
 
 
+@pytest.mark.rotating
 def test_counters_of_several_postgresql_writers_are_merged_in_a_directory(
     cli: Cli, source: str, postgres_url: str, bucket: str, *, tmp_path: Path, clock: ManualClock
 ) -> None:

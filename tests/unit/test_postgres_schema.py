@@ -383,6 +383,7 @@ def serving(*words: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+@pytest.mark.rotating
 @pytest.mark.usefixtures("cli")
 def test_a_server_upgrades_tables_only_if_it_is_told_to(postgres_url: str, tmp_path: Path) -> None:
     make_version_1(postgres_url)

@@ -81,6 +81,7 @@ def test_a_settled_message_is_not_extended(running: Plane) -> None:
     assert second.settled
 
 
+@pytest.mark.rotating
 @ON_ONE_BACKEND
 def test_a_garbage_collected_message_is_not_extended(running: Plane) -> None:
     jobs = running.queue("jobs")
@@ -96,6 +97,7 @@ def test_a_garbage_collected_message_is_not_extended(running: Plane) -> None:
     assert again.attempts == 2
 
 
+@pytest.mark.rotating
 @ON_ONE_BACKEND
 def test_a_lease_is_extended_up_to_the_cap(running: Plane) -> None:
     jobs = running.queue("jobs")

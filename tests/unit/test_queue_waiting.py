@@ -487,6 +487,7 @@ def test_an_atomic_list_on_postgres_is_atomic(nodes: tuple[Plane, Plane], clock:
     assert counts(nodes[1].queue("jobs").stats()) == {"ready": 1, "dead": 1}
 
 
+@pytest.mark.rotating
 def test_postgres_planes_extend_leases_and_sweep(postgres_url: str, tmp_path: Path) -> None:
     with fastness.open(postgres_url, activity=str(tmp_path)) as plane:
         jobs = plane.queue("jobs")

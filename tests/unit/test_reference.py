@@ -26,6 +26,7 @@ def page(name: str) -> str:
     return (ROOT / "docs" / "reference" / f"{name}.md").read_text()
 
 
+@pytest.mark.rotating
 def test_check_detects_outdated_and_removed_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

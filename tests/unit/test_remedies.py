@@ -25,8 +25,9 @@ CLASSES = [each for each in vars(errors).values() if isinstance(each, type) and 
 
 def http_codes() -> Iterator[tuple[str, int]]:
     """The codes and statuses in every `HttpError(status, code, …)` and `Problem(code=…, status=…)` of the source."""
-    for file in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
+    texts = [file.read_text() for file in SOURCE.rglob("*.py")]
+    for text in texts:
+        for node in ast.walk(ast.parse(text)) if "HttpError(" in text or "Problem(" in text else ():
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
                 continue
             named = {keyword.arg: keyword.value for keyword in node.keywords}

@@ -360,7 +360,7 @@ async def test_server_stops_reading_from_a_client_that_does_not_read(
     streams: Streams, transport: AsyncEmbeddedTransport
 ) -> None:
     await fill(transport)
-    frames, each = 100, 20
+    frames, each = 30, 20
     async with Peer(streams) as stalled, Peer(streams, "other") as other:
         stalled.reading.clear()
         for first in range(0, frames * each, each):

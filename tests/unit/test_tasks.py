@@ -560,6 +560,7 @@ def test_a_worker_that_cannot_receive_raises_why(is_async: bool) -> None:
         app.worker().run()
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_task_that_rejects_or_retries_is_logged_in_one_line(
     app: TaskApp, is_async: bool, caplog: pytest.LogCaptureFixture
