@@ -31,7 +31,7 @@ setup: .venv/.setup
 	@touch $@
 
 # Some checks only: python tools/lint.py mypy ruff
-lint: .venv/.lint
+lint: .venv/.test
 	$(BIN)/python tools/lint.py
 
 format: .venv/.lint

@@ -166,6 +166,8 @@ class Run:
     def _run_list(self, files: list[str], output: Path) -> int:
         """Run the tests of some files in this process, which was forked for them."""
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if not any(files[0].startswith(folder) for folder in TOGETHER):
+            os.nice(5)  # The two long lists must not be the last ones.
         os.setpgid(0, 0)  # A signal that a test sends to its group does not reach the run.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -276,7 +278,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--all", action="store_true", help="every test on every backend, as before a release")
     parser.add_argument("--changed", metavar="COMMIT", help="only what the changes since this commit can reach")
     parser.add_argument("--coverage", action="store_true", help="measure which lines run")
-    parser.add_argument("--processes", type=int, default=2 * len(os.sched_getaffinity(0)), help="at the same time")
+    parser.add_argument("--processes", type=int, default=3 * len(os.sched_getaffinity(0)), help="at the same time")
     end = arguments.index("--") if "--" in arguments else len(arguments)
     given = parser.parse_args(arguments[:end])
     given.pytest = arguments[end + 1 :]

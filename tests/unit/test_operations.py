@@ -33,6 +33,7 @@ from fastness.wire.pairs import DeletePair, GetPair, PutPair, ScanPairs, Value
 from fastness.wire.planes import MarkRestored, RaiseFormat
 from fastness.wire.queues import ReceiveMessages
 from fastness.wire.requests import Committed, Request, RequestWithoutTier
+from tests.support.depth import Depth
 from tests.support.failures import Failures
 
 
@@ -156,7 +157,6 @@ def test_the_declarations_of_requests_have_their_form() -> None:
     failures.check()
 
 
-@settings(max_examples=10)  # For each of the requests.
 @given(data=st.data())
 def check_encoding(kind: type[Request[Any]], data: st.DataObject) -> None:
     request = data.draw(instances(kind))
@@ -170,11 +170,12 @@ def check_encoding(kind: type[Request[Any]], data: st.DataObject) -> None:
         msgspec.msgpack.decode(msgspec.msgpack.encode({**fields, "colour": 1}), type=ANY_REQUEST)
 
 
-def test_a_request_crosses_the_wire_unchanged_and_an_unknown_field_is_refused() -> None:
+def test_a_request_crosses_the_wire_unchanged_and_an_unknown_field_is_refused(depth: Depth) -> None:
     failures = Failures()
+    check = settings(max_examples=round(10 * depth.examples))(check_encoding)
     for kind in REQUESTS:
         with failures.of(kind.__name__):
-            check_encoding(kind=kind)
+            check(kind=kind)
     failures.check()
 
 
