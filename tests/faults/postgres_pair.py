@@ -34,6 +34,7 @@ max_wal_senders = 8
 wal_keep_size = 256MB
 hot_standby = on
 max_connections = 60
+dynamic_shared_memory_type = mmap
 shared_buffers = 16MB
 # Tests kill processes, never the power: what the kernel has survives them, so a sync would only take time.
 fsync = off
