@@ -472,7 +472,7 @@ def random_journal(generator: random.Random) -> list[Record]:
         name = generator.choice(names)
         any_number = generator.randrange(number + 1)
         started_ms = now_ms - generator.randrange(30)
-        match generator.randrange(16):
+        match generator.randrange(17):
             case 0 | 1:
                 entry({"turn": now_ms})
             case 2 | 3:
@@ -496,6 +496,8 @@ def random_journal(generator: random.Random) -> list[Record]:
             case 13:
                 entry(["queued", now_ms, number, "plan", "pages", "m-1"])
             case 14:
+                entry(["started", now_ms, any_number, "plan"])
+            case 15:
                 entry([generator.choice(["put", "send", "mail", "signal", "state"]), now_ms, number, "emails"])
             case _:
                 rare = generator.randrange(5)

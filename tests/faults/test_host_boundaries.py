@@ -12,6 +12,7 @@ from fastness.hosts.apps import HostApp
 from fastness.hosts.programs import Event, TurnContext
 from fastness.hosts.workflows.run import WorkflowRun
 from fastness.testing import HostTest, crash_everywhere
+from tests.unit.host_test_apps import pay, rolled_out
 
 app = HostApp()
 
@@ -79,6 +80,12 @@ def test_a_host_on_rocksdb_does_everything_once(new_directory: Callable[[], str]
     report = crash_everywhere(app, scenario, open_url=new_directory, stalls=False, snapshot_every=16)
     assert report.result == ["ADA", ["label of 17"]]
     assert set(report.repeated) == {"adapter label of parcel", "step upper of run:g-1"}
+
+
+def test_a_step_keeps_its_id_on_rocksdb_when_changed_code_goes_on(new_directory: Callable[[], str]) -> None:
+    report = crash_everywhere(rolled_out, pay, open_url=new_directory, stalls=False)
+    assert report.result == "paid"
+    assert set(report.repeated) == {"step charge_by_card of run:p-1"}
 
 
 @pytest.mark.rotating  # The boundaries are those of the host, not of the backend.

@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 
 from fastness.hosts.hosted_world import HostedWorld
+from fastness.hosts.workflows.records import Record
+from fastness.hosts.workflows.runner import WorkflowRunner
 from fastness.kv import Transaction
 from fastness.layers import effect_leases, effects, hosting
 from fastness.layers.hosting import Hosting
 from fastness.layers.worlds import World
 from fastness.testing.histories import Violation
 from fastness.testing.hosts.fleets import FleetRates, main, play_fleet
+from fastness.wire import run_records
 from fastness.wire.atomic import CommitAtomic
 from fastness.wire.hosting import TurnCommitted
 from tests.support.depth import Depth
@@ -24,7 +27,7 @@ def test_hosts_that_pause_crash_and_lose_claims_do_everything_once(depth: Depth,
     faults: Counter[str] = Counter()
     for seed in range(first_seed, first_seed + depth.fleet_seeds):
         faults.update(play_fleet(seed).faults)
-    assert set(faults) == {"kill", "pause", "refused", "lost"}
+    assert set(faults) == {"kill", "pause", "refused", "lost", "deploy"}
 
 
 @pytest.mark.nightly
@@ -57,6 +60,14 @@ def fences_of_effects_are_not_checked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(effect_leases, "_held", lambda tx, universe, key, fence: effects.find(tx, universe, key))
 
 
+def starts_of_steps_are_forgotten(patch: pytest.MonkeyPatch) -> None:
+    def history(runner: WorkflowRunner) -> list[Record]:
+        known = [] if runner._state is None else runner._state["history"]
+        return [record for record in known if record[0] != run_records.STARTED]
+
+    patch.setattr(WorkflowRunner, "_history", property(history))
+
+
 def sends_are_committed_by_themselves(patch: pytest.MonkeyPatch) -> None:
     commit = HostedWorld.commit
 
@@ -75,6 +86,7 @@ def sends_are_committed_by_themselves(patch: pytest.MonkeyPatch) -> None:
         (fences_of_turns_are_not_checked, "has committed hosting.commit of .* with an old fence"),
         (fences_of_effects_are_not_checked, "has committed effects.* with an old fence|EffectNotFound"),
         (sends_are_committed_by_themselves, "should have|have not done everything"),
+        (starts_of_steps_are_forgotten, "'look up' and 'look up again' were given the id"),
     ],
 )
 def test_a_broken_host_is_found(

@@ -7,7 +7,10 @@ from typing import Any
 from fastness.handles.sync.runs import Run
 from fastness.hosts.adapters import EffectCall
 from fastness.hosts.apps import HostApp
+from fastness.hosts.hosted_world import HostedWorld
 from fastness.hosts.programs import Event, TurnContext
+from fastness.hosts.runners import Runner
+from fastness.hosts.step_context import current_step
 from fastness.hosts.workflows.run import WorkflowRun
 from fastness.testing import HostTest
 
@@ -95,3 +98,44 @@ def buy_book(test: HostTest) -> Any:
     run = start_to_buy(test)
     run.signal("approval", True)
     return test.run_to_end(run)
+
+
+# Two versions of a workflow: the first host has the first one, and every later host the second one.
+
+rolled_out = HostApp()
+charged_by: set[str] = set()  # The names of the steps that were run.
+_first, _second = HostApp(), HostApp()
+
+
+async def _charge(order: int) -> None:
+    step = current_step()
+    charged_by.add(step.name)
+    await step.async_plane.queue("charges").put({"order": order}, idempotency_key=step.id)
+
+
+@_first.workflow(name="pay")
+async def _pay_by_card(run: WorkflowRun, order: int) -> str:
+    await run.step(_charge, order, name="charge_by_card")
+    return "paid"
+
+
+@_second.workflow(name="pay")
+async def _pay_by_bank(run: WorkflowRun, order: int) -> str:
+    if run.patched("by bank"):
+        await run.step(_charge, order, name="charge_by_bank")
+    else:
+        await run.step(_charge, order, name="charge_by_card")
+    return "paid"
+
+
+def _runner(world: HostedWorld) -> Runner:
+    deployed = _first if world.owner == "host-1" else _second
+    return deployed.runners[world.program](world)
+
+
+rolled_out.add_runner("workflow:pay", _runner)
+
+
+def pay(test: HostTest) -> Any:
+    """The scenario of the workflow with two versions."""
+    return test.run_to_end(test.plane.workflows.start("pay", 17, id="p-1"))

@@ -20,7 +20,7 @@ from fastness.wire import run_records
 from fastness.wire.atomic import CommitAtomic
 from fastness.wire.hosting import TurnCommitted
 from fastness.wire.restores import Restored
-from tests.unit.host_test_apps import app, buy_book, place_order
+from tests.unit.host_test_apps import app, buy_book, charged_by, pay, place_order, rolled_out
 
 Break = Callable[[pytest.MonkeyPatch], None]
 
@@ -81,6 +81,13 @@ def test_what_depends_on_the_time_can_be_left_out() -> None:
     with pytest.raises(CrashFailure, match="the state of world c differs"):
         crash_everywhere(timed, scenario)
     crash_everywhere(timed, scenario, normalize=lambda value: sorted(value) if isinstance(value, dict) else value)
+
+
+def test_a_step_keeps_its_id_when_another_host_goes_on_with_changed_code() -> None:
+    report = crash_everywhere(rolled_out, pay)
+    assert report.result == "paid"
+    assert set(report.repeated) == {"step charge_by_card of run:p-1"}  # The host with the second version knows it, too.
+    assert charged_by == {"charge_by_card", "charge_by_bank"}  # A run that had not started it yet takes the patch.
 
 
 def test_a_program_that_is_not_pure_is_found() -> None:
@@ -180,6 +187,18 @@ def the_result_of_the_last_step_is_lost_on_restore(patch: pytest.MonkeyPatch) ->
     patch.setattr(HostedWorld, "restore", forgetful)
 
 
+def starts_of_steps_are_lost_on_restore(patch: pytest.MonkeyPatch) -> None:
+    restore = HostedWorld.restore
+
+    async def forgetful(world: HostedWorld, reducer: Any) -> Restored:
+        restored = await restore(world, reducer)
+        history = (restored.state or {}).get("history", [])
+        history[:] = [record for record in history if record[0] != run_records.STARTED]
+        return restored
+
+    patch.setattr(HostedWorld, "restore", forgetful)
+
+
 def a_snapshot_has_another_state(patch: pytest.MonkeyPatch) -> None:
     snapshot = HostedWorld.snapshot
 
@@ -187,6 +206,13 @@ def a_snapshot_has_another_state(patch: pytest.MonkeyPatch) -> None:
         await snapshot(world, {**state, "now": 1})
 
     patch.setattr(HostedWorld, "snapshot", wrong)
+
+
+def test_a_host_that_forgets_which_steps_have_started_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts_of_steps_are_lost_on_restore(monkeypatch)
+    found = "have the same id 0.0: its idempotency key lets only one happen"
+    with pytest.raises(CrashFailure, match=found):
+        crash_everywhere(rolled_out, pay)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from fastness.testing.clock import ManualClock
 from fastness.wire.atomic import CommitAtomic
 from fastness.wire.hosting import ClaimWorlds, CommitTurn
 from fastness.wire.requests import Request
-from fastness.wire.run_records import FAILED, RETRY, STEP
+from fastness.wire.run_records import FAILED, RETRY, STARTED, STEP
 
 PATIENCE_SECONDS = 30.0  # A bound for every wait; far more than any test needs.
 
@@ -381,6 +381,72 @@ async def test_changed_code_stops_a_run_until_it_is_resumed_with_code_that_fits(
     assert await memory.workflows.result("j") == "old"
 
 
+async def test_a_step_that_may_have_run_keeps_its_id_when_the_code_changes(
+    memory: AsyncPlane, clock: ManualClock
+) -> None:
+    is_charging, ids = asyncio.Event(), list[tuple[str, str]]()
+
+    async def charge() -> str:
+        step = fastness.current_step()
+        ids.append((step.name, step.id))
+        if len(ids) == 1:
+            is_charging.set()
+            await asyncio.Event().wait()
+        return step.name
+
+    first, second = HostApp(), HostApp()
+
+    @first.workflow(name="pay")
+    async def pay(run: WorkflowRun) -> str:
+        return await run.step(charge, name="charge_v1")
+
+    @second.workflow(name="pay")
+    async def pay_later(run: WorkflowRun) -> str:
+        return await run.step(charge, name="charge_v2" if run.patched("second") else "charge_v1")
+
+    await memory.workflows.start("pay", id="p")
+    cut_off = MortalHost(memory, first, clock)
+    running = asyncio.create_task(cut_off.run_ready())
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await is_charging.wait()
+    running.cancel()
+    await cut_off.close()
+    clock.advance_ms(HOST_LEASE_SECONDS * 1_000)
+    await settle(memory, second, clock)
+    assert await memory.workflows.result("p") == "charge_v1"
+    assert ids == [("charge_v1", "p.1.0.0"), ("charge_v1", "p.1.0.0")]
+
+
+@pytest.mark.parametrize(
+    ("code", "commits"), [("steps in a row", 11), ("steps side by side", 2), ("after a published state", 11), ("after a message", 21)]
+)
+async def test_the_start_of_a_step_shares_the_commit_before_it(
+    memory: AsyncPlane, clock: ManualClock, code: str, commits: int
+) -> None:
+    app = HostApp()
+
+    async def work() -> None:
+        pass
+
+    @app.workflow
+    async def job(run: WorkflowRun) -> None:
+        if code == "steps side by side":
+            await run.gather(*(run.step(work) for _ in range(10)))
+        for _ in range(0 if code == "steps side by side" else 10):
+            if code == "after a published state":
+                await run.state(1)
+            if code == "after a message":
+                await run.put("jobs", 1)  # It may be refused, so the code goes on after its commit.
+            await run.step(work)
+
+    await memory.workflows.start(job, id="j")
+    host = MortalHost(memory, app, clock)
+    assert await host.run_ready()
+    await host.close()
+    assert (await memory.workflows.describe("j")).state == "completed"
+    assert host.transport.commits == commits
+
+
 async def test_a_refused_call_fails_alone(plane: AsyncPlane, clock: ManualClock) -> None:
     app = HostApp()
 
@@ -489,7 +555,13 @@ async def test_failed_attempts_are_counted_across_crashes(memory: AsyncPlane, cl
     with pytest.raises(RunFailed, match=r"StepFailed: Step fail failed after 4 attempts: KeyError: 'no'"):
         await memory.workflows.result("j")
     assert [later - earlier for earlier, later in itertools.pairwise(calls)] == [20_000, 60_000, 180_000]
-    assert [entry[0] for entry in await entries_of(memory, "j")] == ["begin", RETRY, RETRY, RETRY, FAILED, "end"]
+    assert [entry[0] for entry in await entries_of(memory, "j")] == [
+        "begin",
+        STARTED,
+        *[RETRY] * 3,
+        FAILED,
+        "end",
+    ]
     *_, error = (await entries_of(memory, "j"))[-1]
     assert error[0] == "StepFailed"
     assert "await run.step(fail" in error[2]  # The traceback names the line of the code.
@@ -611,7 +683,7 @@ async def test_a_host_that_stops_finishes_running_steps_and_starts_no_others(
                 await asyncio.sleep(0.001)
         release.set()
     assert begun == ["a", "b"]
-    assert [entry[0] for entry in await entries_of(memory, "j")] == ["begin", STEP, STEP]
+    assert [entry[0] for entry in await entries_of(memory, "j")] == ["begin", STARTED, STARTED, STEP, STEP]
     await AsyncHost(memory, app).run_ready()  # At once: the world was given back with work.
     assert begun == ["a", "b", "c"]
     assert await memory.workflows.result("j") == ["a", "b", "c"]
@@ -643,4 +715,4 @@ async def test_a_host_that_has_lost_its_claim_records_nothing(memory: AsyncPlane
         await running
     await stale.close()
     assert await memory.workflows.result("j") == "life 2"
-    assert [entry[0] for entry in await entries_of(memory, "j")] == ["begin", STEP, "end"]
+    assert [entry[0] for entry in await entries_of(memory, "j")] == ["begin", STARTED, STEP, "end"]

@@ -4,6 +4,7 @@ Each is an array: its word, the time in milliseconds, and what the word needs. `
 code, and `name` is that of the step, queue, signal and so on.
 
     [BEGIN, at_ms, seed]                                       the first turn; `seed` is that of its random numbers
+    [STARTED, at_ms, number, name]                             a step may run from now on; its id is given to no other call
     [STEP, at_ms, number, name, started_ms, result]            a step has returned
     [RETRY, at_ms, number, name, started_ms, error, due_ms]    an attempt has failed; the next one is due then
     [FAILED, at_ms, number, name, started_ms, error, attempts] a step or another call has failed for good
@@ -23,6 +24,7 @@ An `error` is [type, message]. Results and arguments are values, not bytes. What
 from typing import Final
 
 BEGIN: Final = "begin"
+STARTED: Final = "started"
 STEP: Final = "step"
 RETRY: Final = "retry"
 FAILED: Final = "failed"

@@ -5,7 +5,7 @@
            └── signal, timer, child_ended, cancel ◄────┘   items of its inbox
 
 What lasts has a duration: a step from its start to its result, a sleep until its timer, a wait until its signal, a
-child until its end. What has not ended is pending.
+child until its end. What has not ended is pending. Steps that may be running come last.
 """
 
 from collections.abc import Iterable
@@ -44,6 +44,7 @@ class Timeline:
     def __init__(self) -> None:
         self._events: list[TimelineEvent] = []
         self._pending: dict[tuple[str, str], list[int]] = {}  # By what ends them: the numbers of pending events.
+        self._running: dict[int, TimelineEvent] = {}  # Steps that have started, by the numbers of their calls.
         self._signals: dict[str, list[int]] = {}  # When signals arrived that ended no wait so far, by their names.
         self._now_ms = 0  # The time of the turn.
         self._generation = 0
@@ -51,7 +52,7 @@ class Timeline:
     @property
     def events(self) -> list[TimelineEvent]:
         """What happened so far."""
-        return list(self._events)
+        return [*self._events, *self._running.values()]
 
     def add(self, records: Iterable[JournalRecord]) -> None:
         """Add the records that come next."""
@@ -78,6 +79,7 @@ class Timeline:
             self._finish("timer", item["timer_id"])
         elif item.get("command") == runs.CANCEL:
             self._add("cancel", details={"reason": item.get("payload", b"").decode(errors="replace")})
+            self._stop_running(self._now_ms)
             for end in [each for each in self._pending if each[0] != "child"]:
                 while self._finish(*end):  # The code does not wait for it any more.
                     pass
@@ -92,19 +94,22 @@ class Timeline:
                 self._add("set_aside", details={"sequence": sequence})
             case [run_records.BEGIN, *_]:
                 pass  # The item that started the run has its own event.
+            case [run_records.STARTED, at_ms, int() as number, name, *_]:
+                self._running[number] = TimelineEvent(at_ms, "step", name, is_pending=True)
             case [run_records.STEP, at_ms, number, name, started_ms, result, *_]:
-                self._finish("queued", str(number), at_ms)
+                self._finish_step(number, at_ms)
                 duration_ms = max(at_ms - started_ms, 0)
                 self._add("step", name, at_ms=started_ms, duration_ms=duration_ms, details={"result": result})
             case [run_records.RETRY, at_ms, _, name, started_ms, error, due_ms, *_]:
                 details = {"error": _error(error), "due_ms": due_ms}
                 self._add("retry", name, at_ms=started_ms, duration_ms=max(at_ms - started_ms, 0), details=details)
             case [run_records.FAILED, at_ms, number, name, started_ms, error, attempts, *_]:
-                self._finish("queued", str(number), at_ms)
+                self._finish_step(number, at_ms)
                 details = {"error": _error(error), "attempts": attempts}
                 started_ms = at_ms if started_ms is None else started_ms
                 self._add("failed", name, at_ms=started_ms, duration_ms=max(at_ms - started_ms, 0), details=details)
             case [run_records.QUEUED, at_ms, number, name, queue, message_id, *_]:
+                self._running.pop(number, None)
                 details = {"queue": queue, "message_id": message_id}
                 self._add("queued", name, at_ms=at_ms, ends=[("queued", str(number))], details=details)
             case [run_records.SLEEP, at_ms, number, name, due_ms, *_]:
@@ -123,11 +128,11 @@ class Timeline:
             case [run_records.PATCH, at_ms, name, *_]:
                 self._add("patch", name, at_ms=at_ms)
             case [run_records.CONTINUE, at_ms, _, arguments, *_]:
-                self._end_all()
+                self._end_all(at_ms)
                 self._generation += 1
                 self._add("continued", at_ms=at_ms, details=_arguments(arguments))
             case [run_records.END, at_ms, state, result, error, *_]:
-                self._end_all()
+                self._end_all(at_ms)
                 ended = {"result": result} if state == runs.COMPLETED else {"error": _error(error)}
                 self._add("ended", state, at_ms=at_ms, details=ended)
             case [str() as word, int() as at_ms, _, name, *_] if word in run_records.SENT:
@@ -166,8 +171,19 @@ class Timeline:
                 return True
         return False
 
-    def _end_all(self) -> None:
+    def _finish_step(self, number: int, at_ms: int) -> None:
+        self._running.pop(number, None)
+        self._finish("queued", str(number), at_ms)
+
+    def _stop_running(self, at_ms: int) -> None:
+        """The code does not wait for running steps any more."""
+        for event in self._running.values():
+            self._add("step", event.name, at_ms=event.at_ms, duration_ms=max(at_ms - event.at_ms, 0))
+        self._running.clear()
+
+    def _end_all(self, at_ms: int) -> None:
         """The code that waited for pending events has ended."""
+        self._stop_running(at_ms)
         self._pending.clear()
         self._events = [
             msgspec.structs.replace(event, is_pending=False) if event.is_pending else event for event in self._events

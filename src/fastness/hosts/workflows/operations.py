@@ -95,6 +95,7 @@ class StepCall(Call[Result]):
         "convert",
         "due_ms",
         "function",
+        "is_started",
         "key",
         "kwargs",
         "message_id",
@@ -125,6 +126,7 @@ class StepCall(Call[Result]):
         self.timeout = timeout
         self.queue = queue
         self.key = key
+        self.is_started = False  # Its start is recorded, so that no other call gets its id.
         self.attempts = 0  # That have failed.
         self.due_ms: int | None = None  # Of the next attempt.
         self.message_id: str | None = None  # Of the task.

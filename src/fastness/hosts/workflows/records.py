@@ -18,7 +18,7 @@ import cbor2
 
 from fastness.wire import runs
 from fastness.wire.restores import Entry
-from fastness.wire.run_records import BEGIN, CONTINUE, END
+from fastness.wire.run_records import BEGIN, CONTINUE, END, FAILED, STARTED, STEP
 
 START: Final = "start"
 RECEIVED: Final = "received"
@@ -37,20 +37,25 @@ def fold(state: RunState | None, entry: Entry) -> RunState:
     """
     if state is None:
         state = {"generation": 0, "now": 0, "history": []}
-    value = entry.value
-    if entry.kind == "ingress":
-        record = _received(state["now"], value)
-        if record is not None:
-            state["history"].append(record)
-    elif entry.kind == "entry":
-        if isinstance(value, list):
-            state["now"] = max(state["now"], value[1])
-            if value[0] == CONTINUE:
-                return _continued(state, value)
-            state["history"].append(value)
-        elif "turn" in value and value["turn"] > state["now"]:
-            state["now"] = value["turn"]
+    value, history = entry.value, state["history"]
+    if (record := record_of(state, entry)) is not None:
+        state["now"] = max(state["now"], record[1])
+        if record[0] == CONTINUE:
+            return _continued(state, record)
+        if record[0] in (STEP, FAILED) and history and history[-1][0] == STARTED and history[-1][2] == record[2]:
+            history[-1] = record  # It says that the step was started, too: steps in a row are one record each.
+        else:
+            history.append(record)
+    elif entry.kind == "entry" and "turn" in value and value["turn"] > state["now"]:
+        state["now"] = value["turn"]
     return state
+
+
+def record_of(state: RunState | None, entry: Entry) -> Record | None:
+    """What an entry of the journal adds to the history; None if it adds nothing."""
+    if entry.kind == "ingress":
+        return _received(0 if state is None else state["now"], entry.value)
+    return entry.value if entry.kind == "entry" and isinstance(entry.value, list) else None
 
 
 def has_ended(state: RunState) -> bool:

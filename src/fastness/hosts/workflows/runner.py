@@ -4,10 +4,12 @@
                                                                          the items, the results, and what the code
                                                                          has asked for: timers, messages, its end
 
-A step is started when everything that it follows from is committed, and what is sent is part of the commit of its
-record. Steps in a row cost one commit each, and what is ready while a commit is under way shares the next one. Nothing
-is committed before a step starts: if the host ends, the step is run again. A commit that fails ends the runner, and
-the run is restored from its journal.
+A step is started when its start is committed, with everything that it follows from, and what is sent is part of the
+commit of its record. So code that was changed cannot give the id of a step that may have run to another one. The start
+shares the commit of the result or the item before it: steps in a row cost one commit each, and what is ready while a
+commit is under way shares the next one. Only after what may be refused, a message or a child that the code has waited
+for, a start needs a commit of its own. If the host ends, a step without a result is run again. A commit that fails ends
+the runner, and the run is restored from its journal.
 """
 
 import asyncio
@@ -42,12 +44,12 @@ from fastness.hosts.hosted_world import HostedWorld
 from fastness.hosts.runners import StopWorld
 from fastness.hosts.step_context import StepContext, set_current_step
 from fastness.hosts.workflows.operations import Call, ChildCall, SentCall, SleepCall, StepCall, WaitCall
-from fastness.hosts.workflows.records import ENDED, RECEIVED, START, Record, RunState, fold, has_ended
+from fastness.hosts.workflows.records import ENDED, RECEIVED, START, Record, RunState, fold, has_ended, record_of
 from fastness.hosts.workflows.run import WorkflowRun
 from fastness.hosts.workflows.scheduler import Scheduler
 from fastness.hosts.workflows.step_records import step_entry
 from fastness.hosts.workflows.steps import error_of, run_here, run_on_queue
-from fastness.hosts.workflows.values import plain
+from fastness.hosts.workflows.values import canonical_flat, plain
 from fastness.hosts.workflows.workflow import Workflow
 from fastness.limits import BATCH_BYTES_MAX, INBOX_INLINE_BYTES_MAX, RUN_VALUE_BYTES_MAX
 from fastness.wire import run_records as words
@@ -274,7 +276,8 @@ class WorkflowRunner:
         while self._applied < min(len(self._pending), _RECORDS_MAX) and not scheduler.is_ended:
             each = self._pending[self._applied]
             size += len(each.entry)
-            if each.call is not None or size > _BYTES_MAX:
+            may_be_refused = each.call is not None and each.call.kind != words.STATE
+            if may_be_refused or size > _BYTES_MAX:
                 return
             self._applied += 1
             await self._apply(scheduler, [Entry(0, "entry", cbor2.loads(each.entry))])
@@ -283,9 +286,9 @@ class WorkflowRunner:
     async def _apply(self, scheduler: Scheduler, entries: list[Entry]) -> None:
         """Add records to the history, and let the code see them."""
         for entry in entries:
-            known = len(self._history)
+            record = record_of(self._state, entry)
             self._state = fold(self._state, entry)
-            for record in self._history[known:]:
+            if record is not None:
                 scheduler.feed(await self._loaded(record) if record[0] in _WITH_BLOBS else record)
 
     async def _finish_commit(self, scheduler: Scheduler, chosen: list[_Pending]) -> None:
@@ -539,7 +542,7 @@ class WorkflowRunner:
     # What the code has asked for.
 
     def _collect(self, scheduler: Scheduler) -> None:
-        """Make records of what the code has asked for; its steps are started after the commit."""
+        """Make records of what the code has asked for, also of the starts of steps; they start after the commit."""
         if scheduler.new_patches:
             for name in scheduler.new_patches:
                 entry = canonical([words.PATCH, self._now_ms(scheduler), name])
@@ -547,13 +550,17 @@ class WorkflowRunner:
             scheduler.new_patches.clear()
         if scheduler.dropped:
             self._forget_pending({call.number for call in scheduler.dropped})
-        if scheduler.requested:
-            for call in [call for call in scheduler.requested.values() if not isinstance(call, StepCall)]:
-                del scheduler.requested[call.number]
+        for call in list(scheduler.requested.values()):
+            if isinstance(call, StepCall) and call.is_started:
+                continue
+            del scheduler.requested[call.number]
+            if isinstance(call, StepCall) and self._is_draining:
+                self._is_held_back = True
+            else:
                 self._note_call(call, self._now_ms(scheduler))
 
     async def _carry_out(self, scheduler: Scheduler) -> None:
-        """Stop what was cancelled, and start the steps that the code has asked for."""
+        """Stop what was cancelled, and run the steps whose start is committed."""
         if scheduler.dropped:
             await self._drop(scheduler.dropped)
             scheduler.dropped.clear()
@@ -568,7 +575,9 @@ class WorkflowRunner:
 
     def _note_call(self, call: Call[Any], now_ms: int) -> None:
         number, name = call.number, call.name
-        if isinstance(call, SleepCall):
+        if isinstance(call, StepCall):
+            self._pending.append(_Pending(number, canonical_flat([words.STARTED, now_ms, number, name])))
+        elif isinstance(call, SleepCall):
             due_ms = now_ms + round(call.seconds * 1_000)
             self._pending.append(_Pending(number, canonical([words.SLEEP, now_ms, number, name, due_ms]), due_ms))
         elif isinstance(call, WaitCall):

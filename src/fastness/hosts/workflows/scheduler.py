@@ -88,6 +88,7 @@ class Scheduler:
             ENDED: self._on_child_end,
             CANCEL: self._on_cancel,
             words.BEGIN: self._on_begin,
+            words.STARTED: self._on_started,
             words.STEP: self._on_step,
             words.RETRY: self._on_retry,
             words.FAILED: self._on_failed,
@@ -194,6 +195,12 @@ class Scheduler:
         else:
             args, kwargs = self._arguments
             self.main = self.branch(self._begin(args, kwargs))
+
+    def _on_started(self, record: Record) -> None:
+        call = self._recorded(record)
+        if isinstance(call, StepCall):
+            call.is_started = True
+            self.requested[call.number] = call
 
     def _on_step(self, record: Record) -> None:
         call = self._recorded(record)
@@ -395,7 +402,7 @@ class Scheduler:
             strand.fail(error)
 
 
-_OF_STEPS: Final = frozenset({words.STEP, words.RETRY, words.QUEUED})
+_OF_STEPS: Final = frozenset({words.STARTED, words.STEP, words.RETRY, words.QUEUED})
 
 
 def _named(kind: str, name: str) -> str:

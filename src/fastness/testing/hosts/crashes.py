@@ -15,9 +15,9 @@ each of them:
     stall    it is only delayed there, until its claims have ended and another host is at work; then it goes on
 
 After each run, states and results are those of the first one, everything that was sent arrived once, every effect has
-one receipt, every timer fired once, and the journals give the states again, byte for byte. A step or adapter whose
-result was not recorded is called again, once for each crash at most. That is reported, because it is what its code has
-to expect.
+one receipt, every timer fired once, no two steps have had one id, and the journals give the states again, byte for
+byte. A step or adapter whose result was not recorded is called again, once for each crash at most. That is reported,
+because it is what its code has to expect.
 """
 
 import inspect
@@ -154,6 +154,7 @@ class _Interruption:
         self._failed: Counter[ObservedCall] = Counter()
         self._repeated: set[ObservedCall] = set()
         self._may_repeat: set[ObservedCall] | None = None  # What was not recorded when the host was interrupted.
+        self._named: dict[tuple[str, str], ObservedCall] = {}  # The call that each id was given to.
 
     @property
     def name(self) -> str:
@@ -179,6 +180,8 @@ class _Interruption:
         """Count a call, and check that it may happen."""
         if self._has_happened and self._may_repeat is None:  # The first one since then, so no result was recorded yet.
             self._may_repeat = {each for each in self._begun if self._is_open(each)}
+        if (first := self._named.setdefault((call.world, call.id), call)) != call:
+            self.faults.append(f"{first} and {call} have the same id {call.id}: its idempotency key lets only one happen")
         self._begun[call] += 1
         allowed = self._failed[call] + 1
         if self._may_repeat is not None and (call in self._may_repeat or self._action == "stall"):

@@ -8,12 +8,14 @@ of a host:
     pause     everything in the process stands still, often for longer than its claims last
     refused   a commit is refused, and nothing is written
     lost      it is committed, and the host gets an error instead of the answer
+    deploy    from some time on, every host that still has the first version of the code ends, as by a kill
 
     python -m fastness.testing.hosts.fleets --seeds 1000       a thousand seeds
     python -m fastness.testing.hosts.fleets --seed 17 --show   one seed, with everything that its hosts did
 
 In the end, everything that was asked for is done once: at most one host has written a world at a time, and the replay
-of every journal gives the state that its host had, byte for byte.
+of every journal gives the state that its host had, byte for byte. The second version has another step behind a patch: an id
+is given to one step, whichever version runs it.
 """
 
 import argparse
@@ -33,6 +35,7 @@ from fastness.handles.sync.plane import Plane
 from fastness.hosts.adapters import EffectCall
 from fastness.hosts.apps import HostApp
 from fastness.hosts.programs import Event, TurnContext
+from fastness.hosts.step_context import current_step
 from fastness.hosts.workflows.retry import Retry
 from fastness.hosts.workflows.run import WorkflowRun
 from fastness.names import UNIVERSE
@@ -66,8 +69,11 @@ class FleetRates(msgspec.Struct, frozen=True):
     lost: float = 0.02
 
 
-def make_app(choices: random.Random) -> HostApp:
-    """Accounts that take orders, a ledger that is told about them, and errands with flaky steps."""
+def make_app(choices: random.Random, *, version: int, steps: dict[str, str], shared_ids: list[str]) -> HostApp:
+    """Accounts that take orders, a ledger that is told about them, and errands with flaky steps.
+
+    `steps` gets the name of the step that each id was given to first, and `shared_ids` those that another one got, too.
+    """
     app = HostApp()
 
     @app.program
@@ -96,6 +102,9 @@ def make_app(choices: random.Random) -> HostApp:
         return call.json()["order"]
 
     async def look_up(errand: str) -> str:
+        step = current_step()
+        if (first := steps.setdefault(step.id, step.name)) != step.name:
+            shared_ids.append(f"{first!r} and {step.name!r} were given the id {step.id}")
         await asyncio.sleep(choices.random())
         if choices.random() < 0.3:
             raise OSError("try again")
@@ -109,8 +118,9 @@ def make_app(choices: random.Random) -> HostApp:
     @app.workflow
     async def errand(run: WorkflowRun, name: str) -> list[Any]:
         again = Retry(1_000, delay_seconds=0.5, factor=1.5, delay_seconds_max=3.0)
+        how = "look up again" if version > 1 and run.patched("look up again") else "look up"
         first, second = await run.gather(
-            run.step(look_up, name, retry=again), run.step(look_up, f"{name}-2", retry=again)
+            run.step(look_up, name, retry=again, name=how), run.step(look_up, f"{name}-2", retry=again, name=how)
         )
         await run.put("found", {"errand": first})
         approval = await run.wait_for("approval", timeout=8)
@@ -130,12 +140,18 @@ class Fleet:
         self._random = random.Random(seed)
         self._rates = rates or FleetRates()
         self._stale: list[str] = []
+        self._shared_ids: list[str] = []
+        self._version = 1  # Of the code of hosts that start.
+        self._outdated: set[HostProcess] = set()  # Have the first version.
         self._is_calm = False  # The hosts are left alone, so that everything ends.
         self._loop = VirtualLoop()
         services = open_plane("memory:", Options(clock=_LoopClock(self._loop), ids=IdSource(seed))).services
         services.publish = _ignore_events  # type: ignore[method-assign]
         self._services = services
-        self._app = make_app(random.Random(seed + 1))
+        choices, steps = random.Random(seed + 1), dict[str, str]()
+        self._apps = {
+            version: make_app(choices, version=version, steps=steps, shared_ids=self._shared_ids) for version in (1, 2)
+        }
         self._plane = AsyncPlane(AsyncEmbeddedTransport(services))
         self._processes: dict[int, HostProcess] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -162,6 +178,8 @@ class Fleet:
     def reach(self, process: HostProcess, name: str) -> Action | float | FastnessError | None:
         """Note a boundary, and decide what happens there."""
         self.events.append(f"{self._loop.time():9.3f} {process.host.owner} {name}")
+        if self._version > 1 and process in self._outdated:
+            return self._fault("deploy", "kill")
         if self._is_calm:
             return None
         chance, rates = self._random.random(), self._rates
@@ -194,6 +212,7 @@ class Fleet:
         await self._plane.world("ledger").create(program="ledger")
         self._tasks = [asyncio.create_task(self._keep_running(number)) for number in range(HOSTS)]
         self._tasks.append(asyncio.create_task(self._fire_timers()))
+        self._tasks.append(asyncio.create_task(self._deploy(after_seconds=4 * self._random.random())))
         for number in range(ORDERS):
             await asyncio.sleep(self._random.random())
             await self._plane.world(ACCOUNTS[number % len(ACCOUNTS)]).send("order", {"order": f"o-{number}"})
@@ -210,13 +229,17 @@ class Fleet:
                 raise Violation(f"Seed {self.seed}: the hosts have not done everything", [])
             await asyncio.sleep(1)
 
+    async def _deploy(self, *, after_seconds: float) -> None:
+        await asyncio.sleep(after_seconds)
+        self._version = 2
+
     async def _keep_running(self, number: int) -> None:
         """Run a host, and start another one when it is killed."""
         for life in range(1, sys.maxsize):
             process = HostProcess(
                 self._services,
                 UNIVERSE,
-                self._app,
+                self._apps[self._version],
                 boundary=self,
                 owner=f"host-{number}.{life}",
                 lease_seconds=_LEASE_SECONDS,
@@ -224,6 +247,8 @@ class Fleet:
                 drain_seconds=60.0,
             )
             self._processes[number] = process
+            if self._version == 1:
+                self._outdated.add(process)
             if await process.run(process.host.run) != "kill":
                 return
             await process.kill()
@@ -258,8 +283,8 @@ class Fleet:
 
     def _check(self) -> None:
         plane = Plane(EmbeddedTransport(self._services))
-        found = read_contents(plane, self._app, _unchanged)
-        wrong = [*self._stale, *found.faults]
+        found = read_contents(plane, self._apps[self._version], _unchanged)
+        wrong = [*self._stale, *self._shared_ids, *found.faults]
         orders = [f"o-{number}" for number in range(ORDERS)]
         errands = [f"e-{number}" for number in range(ERRANDS)]
         for index, name in enumerate(ACCOUNTS):

@@ -7,10 +7,12 @@ const SENT = new Set(["put", "send", "mail", "signal", "state"]);
 // Collects events: {at, kind, name, duration, pending, until, attempts, details}. What lasts is pending until it ends.
 export class Timeline {
   constructor() {
-    this.events = [];
+    this.ended = []; // All events but those of steps that run.
+    this.running = new Map(); // Those, by the numbers of the steps.
     this.next = 0; // The height of the next record.
     this.now = 0; // The time of the turn.
     this.generation = 0;
+    this.count = 0; // Of events.
     this.waiting = new Map(); // Pending events by what ends them.
     this.signals = new Map(); // When signals arrived that ended no wait so far, by their names.
     this.failures = new Map(); // Failed attempts by the number of their step.
@@ -24,8 +26,12 @@ export class Timeline {
     }
   }
 
+  get events() {
+    return [...this.ended, ...this.running.values()];
+  }
+
   get waits() {
-    return this.events.filter((event) => event.pending && event.kind === "wait");
+    return this.ended.filter((event) => event.pending && event.kind === "wait");
   }
 
   #item(item) {
@@ -41,6 +47,7 @@ export class Timeline {
     } else if (item.type === "timer_fired") this.#finish(`timer ${item.timer_id}`);
     else if (item.command === "run.cancel") {
       this.#event("cancel", "", { details: item.payload ? textOf(item.payload) : undefined });
+      this.#stopRunning(this.now);
       for (const end of this.waiting.keys()) {
         while (!end.startsWith("child ") && this.#finish(end)); // The code does not wait for it any more.
       }
@@ -55,9 +62,10 @@ export class Timeline {
     }
     const [word, at, number, name, ...more] = entry;
     if (word === "begin") return;
-    if (word === "step") {
+    if (word === "started") this.running.set(number, this.#made("step", name, { at, pending: true }));
+    else if (word === "step") {
       const [started, result] = more;
-      this.#finish(`queued ${number}`, at);
+      this.#finishStep(number, at);
       this.#event("step", name, { at: started, duration: at - started, attempts: this.#attempts(number) + 1, details: result });
     } else if (word === "retry") {
       const [started, error, due] = more;
@@ -65,10 +73,12 @@ export class Timeline {
       this.#event("retry", name, { at: started, duration: at - started, attempts: this.#attempts(number), until: due, error: errorText(error) });
     } else if (word === "failed") {
       const [started, error, attempts] = more;
-      this.#finish(`queued ${number}`, at);
+      this.#finishStep(number, at);
       this.#event("failed", name, { at: started ?? at, duration: at - (started ?? at), attempts, error: errorText(error) });
-    } else if (word === "queued") this.#event("queued", name, { at, ends: [`queued ${number}`], details: { queue: more[0], message_id: more[1] } });
-    else if (word === "sleep") this.#event("sleep", name ?? "", { at, until: more[0], ends: [this.#timer(number)] });
+    } else if (word === "queued") {
+      this.running.delete(number);
+      this.#event("queued", name, { at, ends: [`queued ${number}`], details: { queue: more[0], message_id: more[1] } });
+    } else if (word === "sleep") this.#event("sleep", name ?? "", { at, until: more[0], ends: [this.#timer(number)] });
     else if (word === "wait") {
       this.#event("wait", name, { at, until: more[0], ends: [`signal ${name}`, this.#timer(number)] });
       // A wait is recorded only if no signal had arrived, but one may arrive before the record is committed.
@@ -78,12 +88,12 @@ export class Timeline {
     } else if (word === "child") this.#event("child", more[0], { at, ends: [`child ${more[0]}`], details: { workflow: name } });
     else if (word === "patch") this.#event("patch", number, { at });
     else if (word === "continue") {
-      this.#end();
+      this.#end(at);
       this.generation += 1;
       this.failures.clear();
       this.#event("continued", "", { at, details: name });
     } else if (word === "end") {
-      this.#end();
+      this.#end(at);
       this.#event("ended", number, { at, details: name, error: more[0] ? errorText(more[0]) : null });
     } else if (SENT.has(word)) this.#event(word === "signal" ? "signal sent" : word, name ?? "", { at });
     else this.#event("entry", "", { details: entry });
@@ -97,10 +107,25 @@ export class Timeline {
     return this.failures.get(number) ?? 0;
   }
 
-  #event(kind, name, { at = this.now, duration = null, attempts = null, until = null, error = null, details, ends = [] } = {}) {
-    const event = { key: this.events.length, at, kind, name: String(name ?? ""), duration: duration === null ? null : Math.max(0, duration), pending: ends.length > 0, until, attempts, error, details };
+  #event(kind, name, { ends = [], ...more } = {}) {
+    const event = this.#made(kind, name, { pending: ends.length > 0, ...more });
     for (const end of ends) this.waiting.set(end, [...(this.waiting.get(end) ?? []), event]);
-    this.events.push(event);
+    this.ended.push(event);
+  }
+
+  #made(kind, name, { at = this.now, duration = null, pending = false, attempts = null, until = null, error = null, details }) {
+    return { key: this.count++, at, kind, name: String(name ?? ""), duration: duration === null ? null : Math.max(0, duration), pending, until, attempts, error, details };
+  }
+
+  #finishStep(number, at) {
+    this.running.delete(number);
+    this.#finish(`queued ${number}`, at);
+  }
+
+  // The code does not wait for running steps any more.
+  #stopRunning(at) {
+    for (const step of this.running.values()) this.#event("step", step.name, { at: step.at, duration: at - step.at });
+    this.running.clear();
   }
 
   // End the event that has waited longest for this; whether there was one.
@@ -117,9 +142,10 @@ export class Timeline {
   }
 
   // The code that waited has ended.
-  #end() {
+  #end(at) {
+    this.#stopRunning(at);
     this.waiting.clear();
-    for (const event of this.events) event.pending = false;
+    for (const event of this.ended) event.pending = false;
   }
 }
 
