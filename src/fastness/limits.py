@@ -619,7 +619,8 @@ RUN_WAIT_SECONDS_MAX: Final = 20.0  # As long as a receive of a queue may wait.
 RUNS_SCANNED_MAX: Final = 1_000  # Runs of a state that one page reads to find those of a workflow.
 RUNS_LISTED_MAX: Final = 1_000
 RUN_CALLS_MAX: Final = 100_000  # Of a generation of a run: its history is kept in memory, and replayed by a restore.
-RUN_RESULT_BYTES_MAX: Final = 65_536  # Of a recorded step: a history is a list of small values, not of bodies.
+RUN_RESULT_BYTES_MAX: Final = 65_536  # Of a recorded step: a history is a list of small values. Longer ones are blobs,
+RUN_BLOB_BYTES_MAX: Final = 67_108_864  # which a host writes and reads as a whole, in memory.
 RUN_TIMERS_MAX: Final = 1_000  # That are removed when a run ends; any others fire into an inbox that is not read.
 MCP_LINE_BYTES_MAX: Final = 8_388_608  # Of a message over stdio: a blob of 1 MiB as base64 in JSON, and much to spare.
 MCP_LINES_BUFFERED: Final = 16  # Messages over stdio that were read and not yet taken; the client waits then.
@@ -655,7 +656,7 @@ MCP_ANSWER_DELAY_SECONDS: Final = 60.0  # A job that asks is delivered again so 
 MCP_RESULT_BYTES_MAX: Final = 1_048_576  # Of a task's result that a client gets; it has to fit one frame.
 AGENT_RECORD_BYTES_MAX: Final = 65_536  # Of a recorded operation of an agent; a larger result is stored as a blob.
 AGENT_OPERATIONS_MAX: Final = 10_000  # Of one run of an agent: a restart reads them all, and an endless loop ends.
-AGENT_OUTPUT_BYTES_MAX: Final = 4_194_304  # Of an agent's output: the history of its workflow records it in parts.
+AGENT_OUTPUT_BYTES_MAX: Final = 4_194_304  # Of an agent's output, as of one message of a stream.
 
 # Stores of agent frameworks.
 ADAPTER_PAGE_ROWS: Final = 100  # Rows of a page of all rows, or names of a page of all partitions.

@@ -69,8 +69,6 @@ from fastness.limits import (
     AGENT_OPERATIONS_MAX,
     AGENT_OUTPUT_BYTES_MAX,
     AGENT_RECORD_BYTES_MAX,
-    RUN_RESULT_BYTES_MAX,
-    RUN_VALUE_BYTES_MAX,
 )
 
 __all__ = ["JOURNAL_PREFIX", "FastnessDurability", "agent_workflow", "run_agent"]
@@ -84,7 +82,6 @@ _DONE: Final = "done"
 _BLOB: Final = "blob"
 _PAGE: Final = 256  # Records of a journal that are read at a time: at most 16 MiB.
 _OPENING_ATTEMPTS_MAX: Final = 100  # Each fails because another attempt has written first.
-_OUTPUT_MARGIN: Final = 1_024  # What the record of a step has beside its result.
 _RETRY: Final = Retry(5, on=(Backend, Busy))  # The plane could not be reached; errors of the agent end the run.
 
 _Json = Any  # What JSON has.
@@ -213,19 +210,13 @@ async def run_agent(
         InvalidArgument: the agent has no `FastnessDurability`, or a toolset that cannot be recorded.
     """
     durability = _durability_of(agent)
-    found = await run.step(
+    return await run.step(
         _run_recorded, agent, prompt, deps, name=f"agent {durability.name}", retry=retry, timeout=timeout
     )
-    if "output" in found:
-        return found["output"]
-    # The result of a step is small. A large output is read in parts, which the history of the workflow then has.
-    starts = range(0, found["bytes"], RUN_VALUE_BYTES_MAX)
-    parts = await run.gather(*(run.step(_read_part, found["blob"], start, retry=_RETRY) for start in starts))
-    return cbor2.loads(b"".join(parts))
 
 
-async def _run_recorded(agent: AbstractAgent[Any, Any], prompt: str, deps: Callable[[], Any] | None) -> dict[str, Any]:
-    """Run an agent in this step, with the operations that its journal has; its output, or where it is stored."""
+async def _run_recorded(agent: AbstractAgent[Any, Any], prompt: str, deps: Callable[[], Any] | None) -> Any:
+    """Run an agent in this step, with the operations that its journal has; its output."""
     step = fastness.current_step()
     journal = await _Journal(step).open()
     token = _current.set(journal)
@@ -240,20 +231,12 @@ async def _run_recorded(agent: AbstractAgent[Any, Any], prompt: str, deps: Calla
         raise InvalidArgument(
             f"The output of agent {agent.name} cannot be recorded ({error}); give it an output_type that JSON has"
         ) from None
-    encoded = cbor2.dumps(output, canonical=True)
-    if len(encoded) <= RUN_RESULT_BYTES_MAX - _OUTPUT_MARGIN:
-        return {"output": output}
-    if len(encoded) > AGENT_OUTPUT_BYTES_MAX:
+    if (size := len(cbor2.dumps(output, canonical=True))) > AGENT_OUTPUT_BYTES_MAX:
         raise PayloadTooLarge(
-            f"The output of agent {agent.name} has {len(encoded)} bytes and may have {AGENT_OUTPUT_BYTES_MAX}; store a "
+            f"The output of agent {agent.name} has {size} bytes and may have {AGENT_OUTPUT_BYTES_MAX}; store a "
             "blob in a tool, and let the agent return its hash"
         )
-    return {"blob": await step.async_plane.blobs.put(encoded, pinned=False), "bytes": len(encoded)}
-
-
-async def _read_part(blob: str, start: int) -> bytes:
-    chunks = await fastness.current_step().async_plane.blobs.open(blob, start=start, length=RUN_VALUE_BYTES_MAX)
-    return b"".join([chunk async for chunk in chunks])
+    return output
 
 
 def _durability_of(agent: AbstractAgent[Any, Any]) -> FastnessDurability:

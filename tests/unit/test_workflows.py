@@ -18,6 +18,7 @@ from fastness import AsyncHost, AsyncPlane, HostApp, Retry, TaskApp, WorkflowRun
 from fastness.errors import Backend, Fenced, RunCancelled, RunFailed, StepFailed
 from fastness.hosts.hosted_world import HostedWorld, HostPolicy
 from fastness.hosts.runners import Runner
+from fastness.hosts.workflows import step_records
 from fastness.hosts.workflows.records import fold
 from fastness.limits import HOST_LEASE_SECONDS, RUN_RESULT_BYTES_MAX, RUN_VALUE_BYTES_MAX
 from fastness.tasks.planes import async_plane_of
@@ -418,7 +419,8 @@ async def test_a_step_that_may_have_run_keeps_its_id_when_the_code_changes(
 
 
 @pytest.mark.parametrize(
-    ("code", "commits"), [("steps in a row", 11), ("steps side by side", 2), ("after a published state", 11), ("after a message", 21)]
+    ("code", "commits"),
+    [("steps in a row", 11), ("steps side by side", 2), ("after a published state", 11), ("after a message", 21)],
 )
 async def test_the_start_of_a_step_shares_the_commit_before_it(
     memory: AsyncPlane, clock: ManualClock, code: str, commits: int
@@ -481,7 +483,10 @@ async def test_a_refused_call_fails_alone(plane: AsyncPlane, clock: ManualClock)
     assert (words.count(FAILED), words.count("put")) == (3, 3)
 
 
-async def test_steps_may_be_functions_coroutines_and_what_returns_one(memory: AsyncPlane, clock: ManualClock) -> None:
+async def test_steps_may_be_functions_coroutines_and_what_returns_one(
+    memory: AsyncPlane, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_records, "RUN_BLOB_BYTES_MAX", RUN_RESULT_BYTES_MAX)
     app = HostApp()
 
     class Found(msgspec.Struct):

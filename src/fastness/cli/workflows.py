@@ -141,6 +141,10 @@ def show(id: str) -> None:
     printing.record(fields)
     click.echo()
     printing.rows([_event_row(each) for each in events], _TIMELINE_COLUMNS, empty="Nothing has happened yet.")
+    for each in events:
+        if "traceback" in each.details:
+            click.echo(f"\n{each.kind} {printing.escape_control(each.name)}, at {printing.timestamp(each.at_ms)}")
+            click.echo(printing.escape_control(each.details["traceback"].rstrip()))
     if timers:
         click.echo()
         printing.rows([_timer_fields(each) for each in timers], ("timer", "due_at"))
@@ -221,15 +225,18 @@ def _event_row(event: TimelineEvent) -> dict[str, Any]:
     duration = "pending" if event.is_pending else None
     if event.duration_ms is not None:
         duration = f"{event.duration_ms / 1_000:.3f} s"
-    details = printing.compact(event.details) if event.details else ""
-    if len(details) > _DETAIL_CHARACTERS:
-        details = f"{details[: _DETAIL_CHARACTERS - 1]}…"
+    details = {
+        name: value for name, value in event.details.items() if name != "traceback"
+    }  # That has lines of its own.
+    shown = printing.compact(details) if details else ""
+    if len(shown) > _DETAIL_CHARACTERS:
+        shown = f"{shown[: _DETAIL_CHARACTERS - 1]}…"
     return {
         "at": printing.timestamp(event.at_ms),
         "kind": event.kind,
         "name": event.name,
         "duration": duration,
-        "details": details,
+        "details": shown,
     }
 
 

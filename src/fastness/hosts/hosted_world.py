@@ -140,12 +140,14 @@ class HostedWorld:
         timers: Sequence[tuple[int, Timer]] = (),
         cancelled_timers: Sequence[bytes] = (),
         aside: Sequence[tuple[int, str]] = (),
+        blobs: Sequence[str] = (),
         operations: Sequence[Step] = (),
     ) -> TurnCommitted:
         """Commit a turn, with other operations in the same commit; entries are canonical CBOR.
 
         The records go to the journal in this order: `opening`, the items up to the sequence `take`, `entries`. Effects
-        and timers name the record that asks for them, counted from the first one of the turn.
+        and timers name the record that asks for them, counted from the first one of the turn. `blobs` has the hashes of
+        those that the entries name.
 
         Raises:
             Fenced: the claim is lost. Nothing was written.
@@ -165,6 +167,7 @@ class HostedWorld:
             list(aside),
             self.policy.lease_seconds,
             self.universe,
+            list(blobs),
         )
         try:
             if operations:

@@ -13,7 +13,7 @@ import msgspec
 
 from fastness.errors import BatchTooLarge, HeadAdvanced, InvalidArgument, ItemNotFound
 from fastness.kv import Transaction
-from fastness.layers import effects, hosting, inboxes, journal_records, journals, timers, worlds
+from fastness.layers import blobs, effects, hosting, inboxes, journal_records, journals, timers, worlds
 from fastness.layers.hosting import Hosting, Ready
 from fastness.layers.worlds import World, WorldState, subspace
 from fastness.limits import (
@@ -145,8 +145,9 @@ def commit_turn(tx: Transaction, world: World, turn: CommitTurn, *, lease_ms: in
         HeadAdvanced: the head is not `expected_head`.
         BatchTooLarge: the turn has more records than one batch allows.
         InvalidArgument: it names an item or a record that it does not have.
+        BlobNotFound: it names a blob that is not stored.
     """
-    if turn.effects or turn.timers or turn.cancelled_timers:
+    if turn.effects or turn.timers or turn.cancelled_timers or turn.blobs:
         _check(turn)
     tx.prefetch(hosting.record_key(world), journals.head_key(world))
     record = hosting.require_claim(tx, world, owner=turn.owner, fence=turn.fence)
@@ -174,6 +175,8 @@ def commit_turn(tx: Transaction, world: World, turn: CommitTurn, *, lease_ms: in
     ]
     asked_effects = _by_record(turn.effects, [(offset, item.effects) for offset, item in own], len(records))
     asked_timers = _by_record(turn.timers, [(offset, item.timers) for offset, item in own], len(records))
+    for hash in turn.blobs:
+        blobs.use(tx, world.universe, hash)
     if records:
         journals.check_batch(records)
         journals.write(tx, world, records, head)
@@ -323,10 +326,10 @@ def _by_record(
 
 
 def _check(turn: CommitTurn) -> None:
-    counts = (len(turn.effects), len(turn.timers), len(turn.cancelled_timers))
+    counts = (len(turn.effects), len(turn.timers), len(turn.cancelled_timers), len(turn.blobs))
     if max(counts) > TURN_REQUESTS_MAX:
         raise BatchTooLarge(
-            f"A turn asks for at most {TURN_REQUESTS_MAX} effects and as many timers, not {counts}; split it"
+            f"A turn has at most {TURN_REQUESTS_MAX} effects, and as many timers and blobs, not {counts}; split it"
         )
     if any(len(intent_hash) > INTENT_HASH_BYTES_MAX for intent_hash in turn.cancelled_timers):
         raise InvalidArgument(f"An intent hash has at most {INTENT_HASH_BYTES_MAX} bytes")

@@ -128,6 +128,7 @@ STRUCT_FIELDS: Final[dict[tuple[str, str], dict[str, Any]]] = {
     **{(kind, "worlds"): {"minItems": 1, "maxItems": limits.HOSTED_WORLDS_MAX} for kind in _CLAIMS},
     **{("CommitTurn", name): {"maxItems": limits.TURN_REQUESTS_MAX} for name in ("effects", "timers")},
     ("CommitTurn", "cancelled_timers"): {"maxItems": limits.TURN_REQUESTS_MAX},
+    ("CommitTurn", "blobs"): {"maxItems": limits.TURN_REQUESTS_MAX, "items": {"type": "string", **_HASH}},
     ("CommitTurn", "expected_head"): COUNT,
     ("CommitTurn", "take"): COUNT,
     ("SetProgram", "program"): NAME,

@@ -129,7 +129,8 @@ class CommitTurn(Request[TurnCommitted], frozen=True, tag="hosting.commit"):
 
     `opening`, then the items after the cursor up to the sequence `take`, then `entries`. Items in `aside` (sequence,
     error) are set aside: the entry `{"aside": sequence}` takes the place of such an item. An effect or timer names the
-    record that asks for it, counted from the first one of this turn. The claim is renewed when half of it is over.
+    record that asks for it, counted from the first one of this turn. `blobs` are the hashes of blobs that the entries
+    name: the turn is refused unless they are stored. The claim is renewed when half of it is over.
     """
 
     operation = Operation(
@@ -151,6 +152,7 @@ class CommitTurn(Request[TurnCommitted], frozen=True, tag="hosting.commit"):
     aside: list[tuple[int, str]] = msgspec.field(default_factory=list)
     lease_seconds: float = HOST_LEASE_SECONDS
     universe: str = UNIVERSE
+    blobs: list[str] = msgspec.field(default_factory=list)
 
     def check(self) -> None:
         for entry in (*self.opening, *self.entries):

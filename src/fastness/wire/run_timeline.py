@@ -8,7 +8,7 @@ What lasts has a duration: a step from its start to its result, a sleep until it
 child until its end. What has not ended is pending. Steps that may be running come last.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import cbor2
@@ -94,24 +94,8 @@ class Timeline:
                 self._add("set_aside", details={"sequence": sequence})
             case [run_records.BEGIN, *_]:
                 pass  # The item that started the run has its own event.
-            case [run_records.STARTED, at_ms, int() as number, name, *_]:
-                self._running[number] = TimelineEvent(at_ms, "step", name, is_pending=True)
-            case [run_records.STEP, at_ms, number, name, started_ms, result, *_]:
-                self._finish_step(number, at_ms)
-                duration_ms = max(at_ms - started_ms, 0)
-                self._add("step", name, at_ms=started_ms, duration_ms=duration_ms, details={"result": result})
-            case [run_records.RETRY, at_ms, _, name, started_ms, error, due_ms, *_]:
-                details = {"error": _error(error), "due_ms": due_ms}
-                self._add("retry", name, at_ms=started_ms, duration_ms=max(at_ms - started_ms, 0), details=details)
-            case [run_records.FAILED, at_ms, number, name, started_ms, error, attempts, *_]:
-                self._finish_step(number, at_ms)
-                details = {"error": _error(error), "attempts": attempts}
-                started_ms = at_ms if started_ms is None else started_ms
-                self._add("failed", name, at_ms=started_ms, duration_ms=max(at_ms - started_ms, 0), details=details)
-            case [run_records.QUEUED, at_ms, number, name, queue, message_id, *_]:
-                self._running.pop(number, None)
-                details = {"queue": queue, "message_id": message_id}
-                self._add("queued", name, at_ms=at_ms, ends=[("queued", str(number))], details=details)
+            case [str() as word, *_] if word in run_records.OF_STEPS:
+                self._add_step(entry)
             case [run_records.SLEEP, at_ms, number, name, due_ms, *_]:
                 ends = [("timer", self._timer(number))]
                 self._add("sleep", name or "", at_ms=at_ms, ends=ends, details={"due_ms": due_ms})
@@ -133,11 +117,35 @@ class Timeline:
                 self._add("continued", at_ms=at_ms, details=_arguments(arguments))
             case [run_records.END, at_ms, state, result, error, *_]:
                 self._end_all(at_ms)
-                ended = {"result": result} if state == runs.COMPLETED else {"error": _error(error)}
+                ended = {"result": result} if state == runs.COMPLETED else {"error": _error(error), **_causes(error)}
                 self._add("ended", state, at_ms=at_ms, details=ended)
             case [str() as word, int() as at_ms, _, name, *_] if word in run_records.SENT:
                 kind = "signal_sent" if word == run_records.SIGNAL else word
                 self._add(kind, name or "", at_ms=at_ms)
+            case _:
+                self._add("entry", details={"entry": entry})
+
+    def _add_step(self, entry: Any) -> None:
+        match entry:
+            case [run_records.STARTED, at_ms, int() as number, name, *_]:
+                self._running[number] = TimelineEvent(at_ms, "step", name, is_pending=True)
+            case [run_records.STEP, at_ms, number, name, started_ms, result, *blob]:
+                self._finish_step(number, at_ms)
+                duration_ms = max(at_ms - started_ms, 0)
+                details = {"result_blob": blob[0]} if blob else {"result": result}
+                self._add("step", name, at_ms=started_ms, duration_ms=duration_ms, details=details)
+            case [run_records.RETRY, at_ms, _, name, started_ms, error, due_ms, *inputs]:
+                details = {"error": _error(error), "due_ms": due_ms, **_causes(error, inputs)}
+                self._add("retry", name, at_ms=started_ms, duration_ms=max(at_ms - started_ms, 0), details=details)
+            case [run_records.FAILED, at_ms, number, name, started_ms, error, attempts, *inputs]:
+                self._finish_step(number, at_ms)
+                details = {"error": _error(error), "attempts": attempts, **_causes(error, inputs)}
+                started_ms = at_ms if started_ms is None else started_ms
+                self._add("failed", name, at_ms=started_ms, duration_ms=max(at_ms - started_ms, 0), details=details)
+            case [run_records.QUEUED, at_ms, number, name, queue, message_id, *_]:
+                self._running.pop(number, None)
+                details = {"queue": queue, "message_id": message_id}
+                self._add("queued", name, at_ms=at_ms, ends=[("queued", str(number))], details=details)
             case _:
                 self._add("entry", details={"entry": entry})
 
@@ -210,6 +218,20 @@ def _arguments(value: Any) -> dict[str, Any]:
         case [list() as args, dict() as kwargs]:
             return {"args": args, "kwargs": kwargs}
     return {}
+
+
+def _causes(error: Any, inputs: Sequence[Any] = ()) -> dict[str, Any]:
+    """What tells why something has failed: a traceback, and what a step was called with."""
+    causes: dict[str, Any] = {}
+    match error:
+        case [_, _, traceback]:
+            causes["traceback"] = traceback
+    match inputs:
+        case [[list() as args, dict() as kwargs]]:
+            causes["inputs"] = {"args": args, "kwargs": kwargs}
+        case [None, blob]:
+            causes["inputs_blob"] = blob
+    return causes
 
 
 def _error(error: Any) -> str | None:

@@ -3,7 +3,8 @@
     {"generation": 0, "now": 1700000000000, "history": [["start", …], ["begin", …], ["step", …], …]}
 
 A coroutine cannot be stored, so a restored run executes its code again, and every call gets the recorded answer. The
-history has the run's own records (`fastness.wire.run_records`), and what arrived for it:
+history has the run's own records (`fastness.wire.run_records`), failed attempts without their tracebacks and inputs,
+and what arrived for it:
 
     [START, at_ms, arguments, blob]          the arguments are [args, kwargs]; a large value is in a blob instead
     [RECEIVED, at_ms, name, value, blob]     a signal
@@ -18,7 +19,7 @@ import cbor2
 
 from fastness.wire import runs
 from fastness.wire.restores import Entry
-from fastness.wire.run_records import BEGIN, CONTINUE, END, FAILED, STARTED, STEP
+from fastness.wire.run_records import BEGIN, CONTINUE, END, FAILED, RETRY, STARTED, STEP
 
 START: Final = "start"
 RECEIVED: Final = "received"
@@ -42,6 +43,8 @@ def fold(state: RunState | None, entry: Entry) -> RunState:
         state["now"] = max(state["now"], record[1])
         if record[0] == CONTINUE:
             return _continued(state, record)
+        if record[0] in (RETRY, FAILED):
+            record = [*record[:5], record[5][:2], record[6]]
         if record[0] in (STEP, FAILED) and history and history[-1][0] == STARTED and history[-1][2] == record[2]:
             history[-1] = record  # It says that the step was started, too: steps in a row are one record each.
         else:

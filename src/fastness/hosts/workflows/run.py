@@ -106,7 +106,7 @@ class WorkflowRun:
         the result is recorded, the step is run again.
 
         Args:
-            function: its result is converted as its annotation says, and has at most 64 KiB.
+            function: its result is converted as its annotation says, and has at most 64 MiB.
             args: its arguments, with `kwargs`.
             retry: how often it is tried; once by default.
             timeout: how long an attempt may take, in seconds or as a timedelta.

@@ -39,7 +39,7 @@ from fastness.errors import (
     WorkflowChanged,
 )
 from fastness.handles.queues import stored_messages
-from fastness.hosts.failures import text_of
+from fastness.hosts.failures import is_final, text_of
 from fastness.hosts.hosted_world import HostedWorld
 from fastness.hosts.runners import StopWorld
 from fastness.hosts.step_context import StepContext, set_current_step
@@ -47,7 +47,7 @@ from fastness.hosts.workflows.operations import Call, ChildCall, SentCall, Sleep
 from fastness.hosts.workflows.records import ENDED, RECEIVED, START, Record, RunState, fold, has_ended, record_of
 from fastness.hosts.workflows.run import WorkflowRun
 from fastness.hosts.workflows.scheduler import Scheduler
-from fastness.hosts.workflows.step_records import step_entry
+from fastness.hosts.workflows.step_records import step_outcome
 from fastness.hosts.workflows.steps import error_of, run_here, run_on_queue
 from fastness.hosts.workflows.values import canonical_flat, plain
 from fastness.hosts.workflows.workflow import Workflow
@@ -76,6 +76,7 @@ _encode_item = msgspec.msgpack.Encoder().encode
 _RECORDS_MAX: Final = 120  # Items, and also entries, of one commit: with the opening one they fit a batch.
 _BYTES_MAX: Final = BATCH_BYTES_MAX * 47 // 100  # The same for their bytes.
 _RECORD_BYTES: Final = 64  # What the record of an item may be longer than the item itself.
+_STORE_PAUSE_SECONDS: Final = 1.0  # Before a blob is stored again.
 _CLOSE_SECONDS: Final = 5.0  # How long steps may take to end when they are cancelled.
 _NOT_OF_CALLS: Final = (Fenced, HeadAdvanced, Backend, Busy, Closed)  # Errors of the claim or of the plane.
 
@@ -88,6 +89,7 @@ class _Pending(NamedTuple):
     due_ms: int | None = None  # Of its timer.
     call: Call[Any] | None = None  # Sends something, or starts a child.
     is_kept: bool = False  # It is committed even if the code has ended.
+    blob: str | None = None  # The hash of one that it names.
 
 
 class WorkflowRunner:
@@ -239,6 +241,7 @@ class WorkflowRunner:
                     if each.due_ms is not None
                 ],
                 cancelled_timers=[timer.encode() for timer in stale],
+                blobs=[each.blob for each in chosen if each.blob is not None],
                 operations=operations,
             )
         except FastnessError as error:
@@ -518,7 +521,7 @@ class WorkflowRunner:
             blob = record[3].get("result_blob")
             return record if blob is None else [*record[:3], {**record[3], "result": await self._blob(blob)}]
         position = _WITH_BLOBS[record[0]]
-        if record[position] is None:
+        if len(record) <= position or record[position] is None:
             return record
         return [*record[: position - 1], await self._blob(record[position]), None]
 
@@ -620,24 +623,49 @@ class WorkflowRunner:
                 raise  # Nothing is recorded: the call was cancelled, or the claim has ended.
             error = cancelled
         except WorkflowChanged as changed:  # What the step has recorded itself does not fit its code any more.
-            if self._steps.get(call.number) is task:
-                del self._steps[call.number]
-                self._failure = self._changed(changed)
-                self._world.request_turn()
+            self._fail_step(call, task, self._changed(changed))
             return
         except Exception as failed:
             error = failed
         if self._steps.get(call.number) is not task:
             return
-        del self._steps[call.number]
         now_ms = max(self._world.now_ms(), started_ms)
-        entry, due_ms = step_entry(call, now_ms, started_ms, result, error)
-        self._pending.append(_Pending(call.number, entry, due_ms))
+        try:
+            outcome = await step_outcome(call, result, error, now_ms=now_ms, started_ms=started_ms, store=self._store)
+        except FastnessError as unstored:
+            self._fail_step(call, task, unstored)
+            return
+        if self._steps.get(call.number) is not task:
+            return
+        del self._steps[call.number]
+        self._pending.append(_Pending(call.number, outcome.entry, outcome.due_ms, blob=outcome.blob))
         if self._steps:  # Others may end at the same time, and share the commit.
             self._commit_soon()
         elif self._committing is None and self._has_work:
             self._committing = task
             await self._commit_while_ready()
+
+    def _fail_step(self, call: StepCall[Any], task: asyncio.Task[Any] | None, error: Exception) -> None:
+        """End the turn because of a step that can record nothing, unless it was dropped."""
+        if self._steps.get(call.number) is task:
+            del self._steps[call.number]
+            self._failure = error
+            self._world.request_turn()
+
+    async def _store(self, data: bytes) -> str:
+        """Store a blob for a record. A step that has run is not run again because the plane does not answer now.
+
+        Raises:
+            FastnessError: it cannot be stored, now or later.
+        """
+        while True:
+            try:
+                return (await self._world.transport.call(PutBlob(data, self._world.universe, pinned=False))).hash
+            except (Backend, Busy) as error:
+                if is_final(error):
+                    raise
+                _log.warning("run %s: a blob of %d bytes is not stored yet: %s", self._run_id, len(data), error)
+                await asyncio.sleep(_STORE_PAUSE_SECONDS)  # Until it is stored, or the claim is lost.
 
     def _work_of(self, call: StepCall[Any]) -> Coroutine[Any, Any, Any]:
         world = self._world
@@ -691,7 +719,7 @@ class WorkflowRunner:
                 self._cancelled_children.add(id)
 
 
-_WITH_BLOBS: Final = {START: 3, RECEIVED: 4, ENDED: 0}
+_WITH_BLOBS: Final = {START: 3, RECEIVED: 4, ENDED: 0, words.STEP: 6}
 
 
 def workflow_runner(workflow: Workflow[..., Any]) -> Callable[[HostedWorld], WorkflowRunner]:

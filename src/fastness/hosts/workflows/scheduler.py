@@ -226,7 +226,7 @@ class Scheduler:
     def _on_failed(self, record: Record) -> None:
         call = self._recorded(record)
         if call is not None:
-            (kind, message), attempts = record[5], record[6]
+            (kind, message, *_), attempts = record[5], record[6]
             self._end(call, StepFailed(call.name or call.kind, kind, message, attempts), is_error=True)
 
     def _on_queued(self, record: Record) -> None:
@@ -323,14 +323,14 @@ class Scheduler:
             if number < self._calls:
                 return None
             raise self._changed(record, "the code makes no such call any more")
-        kind = words.STEP if word in _OF_STEPS else word
+        kind = words.STEP if word in words.OF_STEPS else word
         if call.name != name or (word != words.FAILED and call.kind != kind):
             raise self._changed(record, f"the code makes the call {_named(call.kind, call.name)} there")
         return call
 
     def _changed(self, record: Record, what: str) -> WorkflowChanged:
         word, _, number, name = record[:4]
-        kind = words.STEP if word in _OF_STEPS or word == words.FAILED else word
+        kind = words.STEP if word in words.OF_STEPS else word
         return WorkflowChanged(
             f"Run {self.run_id} has recorded {_named(kind, name)} as call {number}, and {what}. Deploy code that makes "
             'the recorded calls first (put the change behind run.patched("name")), then resume the run'
@@ -400,9 +400,6 @@ class Scheduler:
         except BaseException as error:  # Also a CancelledError, which must not end the task of the host.
             del self._strands[strand]
             strand.fail(error)
-
-
-_OF_STEPS: Final = frozenset({words.STARTED, words.STEP, words.RETRY, words.QUEUED})
 
 
 def _named(kind: str, name: str) -> str:

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import lru_cache, partial
 from inspect import isawaitable, iscoroutinefunction
+from traceback import TracebackException
 from typing import Any, Final
 
 from fastness.errors import Backend, Busy, ResultNotReady
@@ -129,7 +130,8 @@ def _threads(process: int) -> ThreadPoolExecutor:
 
 def error_of(error: BaseException) -> list[str]:
     """An error as it is recorded: its type and message, cut."""
-    return [type(error).__name__, str(error)[:_MESSAGE_CHARACTERS]]
+    message = str(TracebackException.from_exception(error))[:_MESSAGE_CHARACTERS]
+    return [type(error).__name__, message.encode(errors="replace").decode()]  # The name of a file may not be encodable.
 
 
 _MESSAGE_CHARACTERS: Final = 2_000  # An error is a record among many.

@@ -181,7 +181,9 @@ class _Interruption:
         if self._has_happened and self._may_repeat is None:  # The first one since then, so no result was recorded yet.
             self._may_repeat = {each for each in self._begun if self._is_open(each)}
         if (first := self._named.setdefault((call.world, call.id), call)) != call:
-            self.faults.append(f"{first} and {call} have the same id {call.id}: its idempotency key lets only one happen")
+            self.faults.append(
+                f"{first} and {call} have the same id {call.id}: its idempotency key lets only one happen"
+            )
         self._begun[call] += 1
         allowed = self._failed[call] + 1
         if self._may_repeat is not None and (call in self._may_repeat or self._action == "stall"):

@@ -64,17 +64,17 @@ export class Timeline {
     if (word === "begin") return;
     if (word === "started") this.running.set(number, this.#made("step", name, { at, pending: true }));
     else if (word === "step") {
-      const [started, result] = more;
+      const [started, result, blob] = more;
       this.#finishStep(number, at);
-      this.#event("step", name, { at: started, duration: at - started, attempts: this.#attempts(number) + 1, details: result });
+      this.#event("step", name, { at: started, duration: at - started, attempts: this.#attempts(number) + 1, details: blob ? { result_blob: blob } : result });
     } else if (word === "retry") {
-      const [started, error, due] = more;
+      const [started, error, due, ...inputs] = more;
       this.failures.set(number, this.#attempts(number) + 1);
-      this.#event("retry", name, { at: started, duration: at - started, attempts: this.#attempts(number), until: due, error: errorText(error) });
+      this.#event("retry", name, { at: started, duration: at - started, attempts: this.#attempts(number), until: due, error: errorText(error, inputs) });
     } else if (word === "failed") {
-      const [started, error, attempts] = more;
+      const [started, error, attempts, ...inputs] = more;
       this.#finishStep(number, at);
-      this.#event("failed", name, { at: started ?? at, duration: at - (started ?? at), attempts, error: errorText(error) });
+      this.#event("failed", name, { at: started ?? at, duration: at - (started ?? at), attempts, error: errorText(error, inputs) });
     } else if (word === "queued") {
       this.running.delete(number);
       this.#event("queued", name, { at, ends: [`queued ${number}`], details: { queue: more[0], message_id: more[1] } });
@@ -149,8 +149,11 @@ export class Timeline {
   }
 }
 
-function errorText(error) {
-  return Array.isArray(error) ? `${error[0]}: ${error[1]}` : String(error);
+// An error with its traceback, and what the step was called with, as far as they are known.
+function errorText(error, [inputs, blob] = []) {
+  if (!Array.isArray(error)) return String(error);
+  const called = inputs ? `\n\nInputs: ${JSON.stringify(inputs, null, 2)}` : blob ? `\n\nInputs: in the blob ${blob}.` : "";
+  return `${error[0]}: ${error[1]}${error[2] ? `\n\n${error[2]}` : ""}${called}`;
 }
 
 function textOf(base64) {
