@@ -14,8 +14,8 @@ of a host:
     python -m fastness.testing.hosts.fleets --seed 17 --show   one seed, with everything that its hosts did
 
 In the end, everything that was asked for is done once: at most one host has written a world at a time, and the replay
-of every journal gives the state that its host had, byte for byte. The second version has another step behind a patch: an
-id is given to one step, whichever version runs it.
+of every journal gives the state that its host had, byte for byte. The second version has another step behind a patch:
+an id is given to one step, whichever version runs it.
 """
 
 import argparse
