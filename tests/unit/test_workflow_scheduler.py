@@ -1,7 +1,7 @@
 """The scheduler of workflows: the code is executed from its records, in the same order as it was executed first."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
 from typing import Any
 
@@ -270,6 +270,157 @@ def test_a_changed_call_is_named_with_what_was_recorded() -> None:
     run.restore(workflow=Workflow(old))  # The code is as before: the run continues.
     run.signal("go")
     assert run.outcome is None
+
+
+def test_code_that_fails_before_a_recorded_call_is_reported_with_its_error() -> None:
+    async def old(run: WorkflowRun) -> None:
+        await run.step(double, 1)
+
+    async def failing(run: WorkflowRun) -> None:
+        raise KeyError("currency")
+
+    run = RecordedRun(Workflow(old))
+    run.run()
+    with pytest.raises(
+        WorkflowChanged, match=r"step double as call 0, and the code fails before .*KeyError: 'currency'"
+    ):
+        run.restore(workflow=Workflow(failing))
+
+
+async def not_awaited(run: WorkflowRun) -> None:
+    run.step(double, 1)
+
+
+async def not_awaited_after_it_began(run: WorkflowRun) -> None:
+    run.step(double, 1)
+    await run.step(double, 2)
+
+
+async def not_awaited_in_a_branch(run: WorkflowRun) -> None:
+    async def branch() -> None:
+        run.step(double, 1)
+
+    await run.gather(branch())
+
+
+async def not_awaited_in_a_group(run: WorkflowRun) -> None:
+    run.gather(run.step(double, 1))
+
+
+async def not_awaited_when_it_continues(run: WorkflowRun) -> None:
+    run.step(double, 1)
+    run.continue_as_new()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        not_awaited,
+        not_awaited_after_it_began,
+        not_awaited_in_a_branch,
+        not_awaited_in_a_group,
+        not_awaited_when_it_continues,
+    ],
+)
+def test_code_that_ends_without_a_step_that_it_does_not_await_is_refused(
+    code: Callable[..., Coroutine[Any, Any, None]],
+) -> None:
+    run = RecordedRun(Workflow(code))
+    if code is not_awaited_after_it_began:
+        run.record(run.calls[1])
+    for _ in range(2):
+        with pytest.raises(
+            WorkflowMisuse, match=r"without step double \(call 0\), which the code does not await.*Await it"
+        ):
+            run.run()
+        run.restore()
+
+
+def test_code_that_ends_without_awaiting_its_branches_is_refused() -> None:
+    async def branch(run: WorkflowRun) -> None:
+        await run.step(double, 1)
+
+    async def code(run: WorkflowRun) -> None:
+        run.gather(branch(run))
+        await run.wait_for("go")
+
+    run = RecordedRun(Workflow(code))
+    run.signal("go")
+    with pytest.raises(WorkflowMisuse, match=r"without a coroutine that was given to run\.gather"):
+        run.run()
+
+
+def test_code_may_end_while_steps_run_whose_group_has_failed() -> None:
+    async def branch(run: WorkflowRun) -> None:
+        slow = run.step(double, 1, name="slow")
+        await run.sleep(60)
+        await slow
+
+    async def code(run: WorkflowRun) -> str:
+        try:
+            await run.gather(run.step(double, 2, name="slow too"), branch(run), run.step(fail, "no"))
+        except StepFailed:
+            return "handled"
+        return "done"
+
+    run = RecordedRun(Workflow(code))
+    run.record(run.calls[1])
+    assert run.outcome == "handled"
+
+
+def test_timers_and_waits_that_the_code_does_not_need_any_more_end_with_it() -> None:
+    async def code(run: WorkflowRun) -> str:
+        run.sleep(60)
+        run.wait_for("stop")
+        return "done"
+
+    assert RecordedRun(Workflow(code)).outcome == "done"
+
+
+async def with_a_timeout(run: WorkflowRun) -> None:
+    async with asyncio.timeout(5):
+        await run.sleep(60)
+
+
+async def with_a_timeout_without_an_end(run: WorkflowRun) -> None:
+    async with asyncio.timeout(None):
+        await run.sleep(60)
+
+
+async def with_wait_for(run: WorkflowRun) -> None:
+    await asyncio.wait_for(branch_of(run), 5)
+
+
+async def with_sleep(run: WorkflowRun) -> None:
+    await asyncio.sleep(5)
+
+
+async def with_a_task_group(run: WorkflowRun) -> None:
+    async with asyncio.TaskGroup():
+        await run.sleep(60)
+
+
+async def with_the_loop(run: WorkflowRun) -> None:
+    asyncio.get_running_loop().call_soon(print)
+
+
+async def branch_of(run: WorkflowRun) -> None:
+    await run.sleep(60)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [with_a_timeout, with_a_timeout_without_an_end, with_wait_for, with_sleep, with_a_task_group, with_the_loop],
+)
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")  # That is what asyncio leaves.
+async def test_code_that_uses_the_event_loop_is_refused_and_told_what_works(
+    code: Callable[..., Coroutine[Any, Any, None]],
+) -> None:
+    loop = asyncio.get_running_loop()
+    run = RecordedRun(Workflow(code))
+    with pytest.raises(WorkflowMisuse, match=r"run\.step\(function, …, timeout=5\); wait with run\.sleep"):
+        run.run()
+    assert asyncio.get_running_loop() is loop
 
 
 def test_a_result_that_does_not_fit_the_annotation_any_more_is_a_change() -> None:

@@ -21,21 +21,28 @@ class Operation(Generic[Result]):
     What it stands for begins when it is called, not when it is awaited; awaiting it again returns the same result.
     """
 
-    __slots__ = ("_error", "_value", "_waiting", "is_done")
+    __slots__ = ("_error", "_value", "_waiting", "is_awaited", "is_done", "made_by")
 
     def __init__(self) -> None:
         self.is_done = False
+        self.is_awaited = False  # Or a group that it is in.
+        self.made_by: Strand[Any] | None = None
         self._value: Any = None
         self._error: BaseException | None = None
         self._waiting: list[Callable[[Operation[Any]], None]] | None = None
 
     def __await__(self) -> Generator[Any, Any, Result]:
+        self.note_awaited()
         if not self.is_done:
             yield self
         if self._error is not None:
             raise self._error
         result: Result = self._value
         return result
+
+    def note_awaited(self) -> None:
+        """Note that the code waits for it."""
+        self.is_awaited = True
 
     def when_done(self, notify: Callable[["Operation[Any]"], None]) -> None:
         """Call `notify` when it is done, or now."""
@@ -210,6 +217,11 @@ class Group(Operation[list[Any]]):
             self.resolve([])
         for member in members:
             member.when_done(self._count)
+
+    def note_awaited(self) -> None:
+        super().note_awaited()
+        for member in self._members:
+            member.note_awaited()
 
     def _count(self, member: Operation[Any]) -> None:
         self._left -= 1

@@ -46,8 +46,8 @@ class WorkflowRun:
 
     The code is executed again when the run is restored, and every call gets the answer that was recorded. So it must do
     the same each time: everything with a result that may differ belongs into a step. A call begins when it is made;
-    awaiting it waits for its result. What is sent (`put`, `send`, `mail`, `signal`, `state`) is sent exactly once, also
-    if it is not awaited.
+    awaiting it waits for its result. What is sent (`put`, `send`, `mail`, `signal`, `state`) is sent exactly once, and
+    a child is started, also if they are not awaited. A step must be awaited before the code ends.
     """
 
     def __init__(

@@ -7,8 +7,11 @@ committed, and a restored run takes the same records from its journal: both exec
 
 Every call gets the next number when it is made. A record says which call it belongs to, and what that call was. If the
 code makes another call at that number, the code was changed, and the run is stopped with `WorkflowChanged`.
+
+While the code runs, asyncio finds no event loop: a timeout, for example, would cancel a task of the host.
 """
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -80,6 +83,8 @@ class Scheduler:
         self._waits: dict[str, deque[WaitCall]] = {}  # By signal; the oldest first.
         self._ready: deque[Strand[Any]] = deque()
         self._strands: dict[Strand[Any], None] = {}  # That have not ended.
+        self._current: Strand[Any] | None = None  # The one that runs now, or ran last.
+        self._no_loop: Any = _NoEventLoop(run_id)
         self._patches: dict[str, bool] = dict.fromkeys(patches, True)
         self._apply: Final[dict[str, Callable[[Record], None]]] = {
             START: self._on_start,
@@ -138,6 +143,7 @@ class Scheduler:
                 "call run.continue_as_new from time to time"
             )
         call.number = self._calls
+        call.made_by = self._current
         self._calls += 1
         if isinstance(call, WaitCall) and self._consume_signal(call):
             return
@@ -147,6 +153,7 @@ class Scheduler:
     def branch(self, coroutine: Coroutine[Any, Any, Any]) -> Strand[Any]:
         """Run a coroutine beside the others."""
         strand = Strand(coroutine, self._ready)
+        strand.made_by = self._current
         self._strands[strand] = None
         self._ready.append(strand)
         return strand
@@ -322,11 +329,36 @@ class Scheduler:
         if call is None:
             if number < self._calls:
                 return None
-            raise self._changed(record, "the code makes no such call any more")
+            raise self._changed(record, self._why_missing())
         kind = words.STEP if word in words.OF_STEPS else word
         if call.name != name or (word != words.FAILED and call.kind != kind):
             raise self._changed(record, f"the code makes the call {_named(call.kind, call.name)} there")
         return call
+
+    def _why_missing(self) -> str:
+        """Why the code does not make a call that is recorded."""
+        if self.main is None or self.main.error is None:
+            return "the code makes no such call any more"
+        kind, message = type(self.main.error).__name__, str(self.main.error)
+        return f"the code fails before it makes that call ({kind}: {message})"
+
+    def _dropped_work(self) -> WorkflowMisuse | None:
+        """Why the code must not end here: a step would never begin, or be stopped, without a word."""
+        if self.cancel_reason is not None:
+            return None
+        what = None
+        for call in self._pending.values():
+            if isinstance(call, StepCall) and not call.is_awaited and call.made_by not in self._strands:
+                what = f"{_named(call.kind, call.name)} (call {call.number})"
+        for strand in self._strands:
+            if not strand.is_awaited and strand.made_by not in self._strands:
+                what = "a coroutine that was given to run.gather"
+        if what is None:
+            return None
+        return WorkflowMisuse(
+            f"Run {self.run_id} ends without {what}, which the code does not await: it would be stopped, or never "
+            "begin. Await it before the end; for work that may go on after this run, use run.child or run.put"
+        )
 
     def _changed(self, record: Record, what: str) -> WorkflowChanged:
         word, _, number, name = record[:4]
@@ -367,16 +399,20 @@ class Scheduler:
     def _run_strands(self) -> None:
         ready = self._ready
         self.is_running = True
+        loop = asyncio._get_running_loop()
+        asyncio._set_running_loop(self._no_loop)
         try:
             while ready and not self.is_ended:
                 self._run_strand(ready.popleft())
         finally:
+            asyncio._set_running_loop(loop)
             self.is_running = False
         if self.is_ended:
             self.close()
 
     def _run_strand(self, strand: Strand[Any]) -> None:
         coroutine = strand.coroutine
+        self._current = strand
         try:
             awaited = coroutine.send(None)
             while not isinstance(awaited, Operation):
@@ -391,15 +427,44 @@ class Scheduler:
             awaited.when_done(strand.wake)
         except StopIteration as end:
             del self._strands[strand]
-            strand.resolve(end.value)
+            dropped = self._dropped_work() if strand is self.main else None
+            if dropped is None:
+                strand.resolve(end.value)
+            else:
+                strand.fail(dropped)
         except Continued as end:
             del self._strands[strand]
-            self.continued = end.arguments
+            dropped = self._dropped_work()
+            if dropped is None or self.main is None:
+                self.continued = end.arguments
+            else:
+                self.main.fail(dropped)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # Also a CancelledError, which must not end the task of the host.
             del self._strands[strand]
             strand.fail(error)
+
+
+class _NoEventLoop:
+    """Stands where asyncio looks for the running event loop, and refuses everything."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+
+    def __getattr__(self, name: str) -> Any:
+        raise self._refusal()
+
+    def __hash__(self) -> int:  # asyncio looks for the current task of the loop.
+        raise self._refusal()
+
+    def _refusal(self) -> WorkflowMisuse:
+        return WorkflowMisuse(
+            f"Run {self._run_id} uses the event loop, as asyncio.timeout, asyncio.sleep and asyncio.gather do. The "
+            "code of a workflow is executed again from its records, and has none. Give a step its limit, "
+            "run.step(function, …, timeout=5); wait with run.sleep(5) or run.wait_for(signal, timeout=5); run "
+            "coroutines side by side with run.gather(…); and put everything else that waits into a step"
+        )
 
 
 def _named(kind: str, name: str) -> str:
