@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from fastness.backends.memory import MemoryDatabase
-from fastness.errors import Fenced, RunEnded, RunExists, RunNotEnded, RunNotFound
+from fastness.errors import Fenced, NotFound, RunEnded, RunExists, RunNotEnded, RunNotFound, WorldNotActive
 from fastness.handles.sync.plane import Plane
 from fastness.kv import Database, Subspace
 from fastness.plane.embedded import EmbeddedTransport
 from fastness.plane.services import Services
 from fastness.testing.clock import ManualClock
 from fastness.wire.canonical import canonical
-from fastness.wire.hosting import ClaimWorlds
+from fastness.wire.hosting import ClaimWorlds, FailTurn
 from fastness.wire.inboxes import Control, DomainEvent
 from fastness.wire.runs import CHILD, SIGNAL, START, STATES, StartRun, UpdateRun
 
@@ -24,6 +24,7 @@ IDS = ["a", "a:1", "b", "c-1"]
 ANY = st.sampled_from(IDS)
 PICKS = st.integers(0, 11)  # Most of them pick a run that exists: see `picked`.
 WORKFLOWS = st.sampled_from(["one", "two"])
+NOT_ENDED = ("running", "stopped")
 
 
 class Run:
@@ -65,7 +66,7 @@ class Workflows(RuleBasedStateMachine):
 
     def picked(self, pick: int) -> str:
         """The id of a run that runs, or exists, or may not exist."""
-        running = [id for id, run in sorted(self.runs.items()) if run.state == "running"]
+        running = [id for id, run in sorted(self.runs.items()) if run.state in NOT_ENDED]
         known = running if pick < 8 and running else sorted(self.runs) if pick < 10 else []
         return (known or IDS)[pick % len(known or IDS)]
 
@@ -73,7 +74,7 @@ class Workflows(RuleBasedStateMachine):
         """The error of an operation on a run that must exist, or must run."""
         if id not in self.runs:
             return RunNotFound
-        return RunEnded if running and self.runs[id].state != "running" else None
+        return RunEnded if running and self.runs[id].state not in NOT_ENDED else None
 
     @rule(id=ANY, workflow=WORKFLOWS, argument=st.integers(0, 1), parent=st.sampled_from([None, None, *IDS]))
     def start(self, id: str, workflow: str, argument: int, parent: str | None) -> None:
@@ -114,7 +115,7 @@ class Workflows(RuleBasedStateMachine):
             return
         self.plane.workflows.cancel(id, reason, force=force)
         run = self.runs[id]
-        if run.state != "running":
+        if run.state not in NOT_ENDED:
             return
         if force:
             self.end(id, "cancelled", None, reason or None)
@@ -130,7 +131,7 @@ class Workflows(RuleBasedStateMachine):
 
     @rule(
         pick=PICKS,
-        state=st.sampled_from(["running", "running", *STATES]),
+        state=st.sampled_from(["running", "running", "completed", "failed", "cancelled"]),
         value=st.integers(0, 3) | st.none(),
         published=st.integers(0, 3) | st.none(),
         is_stale=st.sampled_from([False, False, True]),
@@ -156,12 +157,38 @@ class Workflows(RuleBasedStateMachine):
         if state != "running":
             self.end(id, state, None if result is None else value, error)
 
+    @rule(pick=PICKS, is_stopped=st.booleans())
+    def fail(self, pick: int, is_stopped: bool) -> None:
+        """A turn of its host fails; the last attempt stops it."""
+        if pick % 2:
+            self.claim()
+        id = self.picked(pick)
+        run = self.runs.get(id)
+        error = "Traceback (most recent call last):\n  …\nfastness.errors.WorkflowChanged: another call"
+        request = FailTurn(f"run:{id}", "host", 1 if run is None else run.fence, error, is_stopped=is_stopped)
+        if run is None or not run.fence:
+            with pytest.raises((Fenced, NotFound, WorldNotActive)):
+                self.transport.call(request)
+            return
+        self.transport.call(request)
+        run.fence = 0
+        if is_stopped:
+            run.state, run.error = "stopped", "WorkflowChanged: another call"
+
+    @rule(pick=PICKS)
+    def resume(self, pick: int) -> None:
+        id = self.picked(pick)
+        if id in self.runs:
+            self.plane.world(f"run:{id}").resume_program()
+            if self.runs[id].state == "stopped":
+                self.runs[id].state, self.runs[id].error = "running", None
+
     def end(self, id: str, state: str, result: Any, error: str | None) -> None:
         run = self.runs[id]
-        run.state, run.result, run.error = state, result, error
+        run.state, run.result, run.error, run.fence = state, result, error, 0
         if (
             run.parent is not None
-            and run.parent.state == "running"
+            and run.parent.state in NOT_ENDED
             and self.runs.get(run.parent_id or "") is run.parent
         ):
             run.parent.items.append((CHILD, id, {"state": state, "result": result, "error": error}))
@@ -173,7 +200,7 @@ class Workflows(RuleBasedStateMachine):
         if run is None and id not in self.deleted:
             with pytest.raises(RunNotFound):
                 self.plane.workflows.delete(id)
-        elif run is not None and run.state == "running":
+        elif run is not None and run.state in NOT_ENDED:
             with pytest.raises(RunNotEnded):
                 self.plane.workflows.delete(id)
         else:
@@ -204,7 +231,7 @@ class Workflows(RuleBasedStateMachine):
             found = self.plane.workflows.describe(id)
             assert (found.id, found.workflow, found.parent) == (id, run.workflow, run.parent_id)
             assert (found.state, found.error, found.is_cancelling) == (run.state, run.error, run.is_cancelling)
-            assert (found.ended_ms is None) == (run.state == "running")
+            assert (found.ended_ms is None) == (run.state in NOT_ENDED)
             assert self.plane.workflows.query(id) == run.published
             assert (None if found.result is None else cbor2.loads(found.result)) == run.result
             items = self.plane.world(f"run:{id}").inbox.read()

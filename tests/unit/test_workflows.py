@@ -15,7 +15,7 @@ import pytest
 
 import fastness
 from fastness import AsyncHost, AsyncPlane, HostApp, Retry, TaskApp, WorkflowRun
-from fastness.errors import Backend, Fenced, RunCancelled, RunFailed, StepFailed
+from fastness.errors import Backend, Fenced, ResultNotReady, RunCancelled, RunFailed, RunNotEnded, StepFailed
 from fastness.hosts.hosted_world import HostedWorld, HostPolicy
 from fastness.hosts.runners import Runner
 from fastness.hosts.workflows import step_records
@@ -325,6 +325,55 @@ async def test_a_cancelled_run_cleans_up_and_cancels_its_steps_and_children(
     assert (await entries_of(memory, "p"))[-1][2:] == ["cancelled", None, ["RunCancelled", "enough"]]
 
 
+async def test_a_child_is_started_even_if_its_parent_does_not_wait_for_it(
+    memory: AsyncPlane, clock: ManualClock
+) -> None:
+    app = HostApp()
+
+    @app.workflow
+    async def child(run: WorkflowRun, name: str) -> str:
+        return name
+
+    @app.workflow
+    async def parent(run: WorkflowRun) -> None:
+        run.child(child, "ada", id=f"{run.id}-child")
+
+    @app.workflow
+    async def failing(run: WorkflowRun) -> None:
+        run.child(child, "ada", id=f"{run.id}-child")
+        raise KeyError("no")
+
+    await memory.workflows.start(parent, id="returns")
+    await memory.workflows.start(failing, id="fails")
+    await settle(memory, app, clock)
+    assert (await memory.workflows.describe("returns")).state == "completed"
+    assert (await memory.workflows.describe("fails")).state == "failed"
+    assert await memory.workflows.result("returns-child") == "ada"
+    assert await memory.workflows.result("fails-child") == "ada"
+
+
+async def test_a_run_whose_arguments_do_not_fit_its_code_any_more_says_so(
+    memory: AsyncPlane, clock: ManualClock
+) -> None:
+    first, second = HostApp(), HostApp()
+
+    @first.workflow(name="pay")
+    async def pay(run: WorkflowRun, order: int) -> None:
+        await run.wait_for("go")
+
+    @second.workflow(name="pay")
+    async def pay_in(run: WorkflowRun, order: int, currency: str) -> None:
+        await run.wait_for("go")
+
+    await memory.workflows.start("pay", 17, id="p")
+    await AsyncHost(memory, first).run_ready()
+    await memory.workflows.signal("p", "go")
+    await AsyncHost(memory, second, max_attempts=1).run_ready()
+    reported = (await memory.workflows.describe("p")).error or ""
+    assert reported.startswith("WorkflowChanged: Run p has recorded wait go as call 0, and the code fails before")
+    assert "cannot be called like this: missing a required argument: 'currency'" in reported
+
+
 async def test_continue_as_new_keeps_the_history_short_and_the_signals(memory: AsyncPlane, clock: ManualClock) -> None:
     app = HostApp()
 
@@ -376,10 +425,54 @@ async def test_changed_code_stops_a_run_until_it_is_resumed_with_code_that_fits(
     assert (stopped.is_stopped, stopped.attempts) == (True, 3)
     assert "has recorded step old as call 0, and the code makes the call step new there" in (stopped.error or "")
     await AsyncHost(memory, app_of("old")).run_ready()
-    assert (await memory.workflows.describe("j")).state == "running"
+    await memory.workflows.signal("j", "more")  # It is kept.
+    found = await memory.workflows.describe("j")
+    assert (found.state, found.ended_ms) == ("stopped", None)
+    assert (found.error or "").startswith("WorkflowChanged: Run j has recorded step old as call 0, and the code makes")
+    assert [each.id for each in (await memory.workflows.list(state="stopped")).runs] == ["j"]
+    assert (await memory.workflows.list(state="running")).runs == []
+    with pytest.raises(ResultNotReady, match=r"is stopped by an error.*resume_program"):
+        await memory.workflows.result("j")
+    with pytest.raises(RunNotEnded, match="j is stopped"):
+        await memory.workflows.delete("j")
     await memory.world("run:j").resume_program()
+    found = await memory.workflows.describe("j")
+    assert (found.state, found.error) == ("running", None)
+    assert [each.id for each in (await memory.workflows.list(state="running")).runs] == ["j"]
     await AsyncHost(memory, app_of("old")).run_ready()
     assert await memory.workflows.result("j") == "old"
+    assert (await memory.workflows.list(state="stopped")).runs == []
+
+
+async def test_a_stopped_run_can_be_cancelled_with_force_and_tells_its_parent(
+    memory: AsyncPlane, clock: ManualClock
+) -> None:
+    def app_of(name: str) -> HostApp:
+        app = HostApp()
+
+        @app.workflow(name="child")
+        async def child(run: WorkflowRun) -> None:
+            await run.wait_for(name)
+
+        @app.workflow
+        async def parent(run: WorkflowRun) -> str:
+            try:
+                await run.child(child, id="c")
+            except RunFailed as error:
+                return str(error)
+            return ""
+
+        return app
+
+    await memory.workflows.start("parent", id="p")
+    await AsyncHost(memory, app_of("old")).run_ready()
+    await memory.workflows.signal("c", "old")
+    await AsyncHost(memory, app_of("new"), max_attempts=1).run_ready()
+    assert (await memory.workflows.describe("c")).state == "stopped"
+    assert (await memory.workflows.cancel("c", "given up", force=True)).state == "cancelled"
+    assert (await memory.workflows.list(state="stopped")).runs == []
+    await AsyncHost(memory, app_of("new")).run_ready()
+    assert await memory.workflows.result("p") == "Child c cancelled: given up"
 
 
 async def test_a_step_that_may_have_run_keeps_its_id_when_the_code_changes(

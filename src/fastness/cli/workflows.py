@@ -12,10 +12,10 @@ from fastness.cli.durations import WAIT
 from fastness.errors import InvalidValue, ResultNotReady
 from fastness.handles.sync.plane import Plane
 from fastness.limits import RUNS_LISTED_MAX
-from fastness.wire.hosting import HostingInfo
+from fastness.wire.hosting import HostingInfo, summary_of
 from fastness.wire.run_timeline import TimelineEvent
 from fastness.wire.run_values import decode_value
-from fastness.wire.runs import RUN_PREFIX, STATES, RunInfo
+from fastness.wire.runs import RUN_PREFIX, RUNNING, STATES, RunInfo
 from fastness.wire.timers import TimerInfo
 
 _COLUMNS: Final = ("id", "workflow", "state", "started_at", "ended_at", "error")
@@ -135,16 +135,22 @@ def show(id: str) -> None:
                 **fields,
                 "timeline": [printing.jsonable(msgspec.structs.asdict(each)) for each in events],
                 "timers": [_timer_fields(each) for each in timers],
+                "turn_traceback": hosting.error,
             }
         )
         return
     printing.record(fields)
     click.echo()
     printing.rows([_event_row(each) for each in events], _TIMELINE_COLUMNS, empty="Nothing has happened yet.")
-    for each in events:
-        if "traceback" in each.details:
-            click.echo(f"\n{each.kind} {printing.escape_control(each.name)}, at {printing.timestamp(each.at_ms)}")
-            click.echo(printing.escape_control(each.details["traceback"].rstrip()))
+    tracebacks = [
+        (f"{each.kind} {each.name}, at {printing.timestamp(each.at_ms)}", each.details["traceback"])
+        for each in events
+        if "traceback" in each.details
+    ]
+    if hosting.error is not None:
+        tracebacks.append(("the last turn, which failed", hosting.error))
+    for title, traceback in tracebacks:
+        click.echo(printing.escape_control(f"\n{title}:\n{traceback.rstrip()}"))
     if timers:
         click.echo()
         printing.rows([_timer_fields(each) for each in timers], ("timer", "due_at"))
@@ -197,7 +203,7 @@ def _fields(found: RunInfo) -> dict[str, Any]:
     return {
         "id": found.id,
         "workflow": found.workflow,
-        "state": "cancelling" if found.is_cancelling and found.ended_ms is None else found.state,
+        "state": "cancelling" if found.is_cancelling and found.state == RUNNING else found.state,
         "started_at": printing.timestamp(found.started_ms),
         "ended_at": printing.timestamp(found.ended_ms),
         "parent": found.parent,
@@ -217,7 +223,9 @@ def _hosting_fields(hosting: HostingInfo) -> dict[str, Any]:
     """Which host has the run, and why it does not go on, if it does not."""
     fields: dict[str, Any] = {"host": hosting.owner}
     if hosting.error is not None:
-        fields |= {"is_stopped": hosting.is_stopped, "failed_turns": hosting.attempts, "turn_error": hosting.error}
+        fields["failed_turns"] = hosting.attempts
+        if not hosting.is_stopped:  # Else it is the error of the run.
+            fields["turn_error"] = summary_of(hosting.error)
     return fields
 
 
@@ -225,9 +233,7 @@ def _event_row(event: TimelineEvent) -> dict[str, Any]:
     duration = "pending" if event.is_pending else None
     if event.duration_ms is not None:
         duration = f"{event.duration_ms / 1_000:.3f} s"
-    details = {
-        name: value for name, value in event.details.items() if name != "traceback"
-    }  # That has lines of its own.
+    details = {name: value for name, value in event.details.items() if name != "traceback"}
     shown = printing.compact(details) if details else ""
     if len(shown) > _DETAIL_CHARACTERS:
         shown = f"{shown[: _DETAIL_CHARACTERS - 1]}…"

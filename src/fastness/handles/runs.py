@@ -18,7 +18,7 @@ from fastness.wire.runs import (
     NO_ARGUMENTS,
     NOTHING,
     RUN_PREFIX,
-    RUNNING,
+    STOPPED,
     CancelRun,
     DeleteRun,
     GetRun,
@@ -79,7 +79,7 @@ class AsyncWorkflows:
             wait = min(max(left, 0.0), RUN_WAIT_SECONDS_MAX)
             found = await self._transport.call(GetRun(id, wait, self._universe))
             left -= wait
-            if found.state != RUNNING or left <= 0:
+            if found.ended_ms is not None or left <= 0:
                 return found
 
     async def result(self, id: str, *, wait_seconds: float = 0.0, workflow: WorkflowLike | str | None = None) -> Any:
@@ -92,7 +92,12 @@ class AsyncWorkflows:
             RunNotFound: there is no run with this id.
         """
         found = await self.describe(id, wait_seconds=wait_seconds)
-        if found.state == RUNNING:
+        if found.state == STOPPED:
+            raise ResultNotReady(
+                f"Run {id} of workflow {found.workflow} is stopped by an error, and has no result yet: {found.error}. "
+                f'Then plane.world("{RUN_PREFIX}{id}").resume_program() lets it go on'
+            )
+        if found.ended_ms is None:
             raise ResultNotReady(
                 f"Run {id} of workflow {found.workflow} has not ended; give more wait_seconds, or ask again. If it "
                 "makes no progress, check that a host has this workflow"
@@ -177,7 +182,7 @@ class AsyncWorkflows:
         """Runs in the order of their ids, without results; `next` is where the next page starts, if there is one.
 
         Args:
-            state: only those that are running, completed, failed or cancelled.
+            state: only those that are running, stopped, completed, failed or cancelled.
             workflow: only runs of this one. A page may then have fewer runs than `limit`, and still have a next one.
             after: start after this id.
             limit: of one page.

@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, Self, TypeVar
 
 import msgspec
 
-from fastness.errors import Backend, Busy, Closed, FastnessError, HeadAdvanced, InvalidArgument
+from fastness.errors import Backend, Busy, Closed, FastnessError, HeadAdvanced, InvalidArgument, WorkflowChanged
 from fastness.handles.plane import AsyncPlane
 from fastness.handles.workers import RestartPolicy
 from fastness.hosts.adapters import AdapterPool
@@ -31,7 +31,7 @@ from fastness.hosts.default_app import DEFAULT_HOST_APP
 from fastness.hosts.failures import is_final, text_of
 from fastness.hosts.hosted_world import HostedWorld, HostPolicy
 from fastness.hosts.programs import Program
-from fastness.hosts.runners import Runner, StopWorld
+from fastness.hosts.runners import Runner
 from fastness.hosts.step_context import StepPlanes
 from fastness.limits import (
     HOST_LEASE_SECONDS,
@@ -340,7 +340,7 @@ class AsyncHost:
             return
         # What a full mailbox or queue refuses is tried again until it is accepted.
         is_last = world.attempts + 1 >= self._policy.max_attempts and not isinstance(error, Busy)
-        is_stopped = is_last and (isinstance(error, StopWorld) or self._policy.on_error == "stop")
+        is_stopped = is_last and (isinstance(error, WorkflowChanged) or self._policy.on_error == "stop")
         _log.error(
             "attempt %d of a turn of world %s failed%s",
             world.attempts + 1,

@@ -28,7 +28,8 @@ class Runner(Protocol):
 
         Raises:
             Fenced: the claim is lost. The host closes the runner and drops the world.
-            StopWorld: the turn failed, and the world is stopped after the last attempt, until an operator resumes it.
+            WorkflowChanged: the turn cannot succeed with this code. Another host may have other code, so it is tried
+                again; after the last attempt the world is stopped, whatever `on_error` is, until it is resumed.
             Exception: the turn failed. The host closes the runner, records the error, and gives the world back: it is
                 claimed again after a back-off.
         """
@@ -41,13 +42,6 @@ class Runner(Protocol):
     async def close(self) -> None:
         """Stop without a commit: the claim is lost, or is about to be given back."""
         ...
-
-
-class StopWorld(Exception):
-    """Raised by a turn that cannot succeed with this code. Another host may have other code, so it is tried again.
-
-    After `max_attempts` the world is stopped, whatever `on_error` is; its record has this text.
-    """
 
 
 RunnerFactory = Callable[[HostedWorld], Runner]

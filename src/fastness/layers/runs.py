@@ -4,11 +4,15 @@
     (u, universe, "runs", state, "run:<id>")     ->  the name of the workflow
 
     start ──► running ──► completed, failed or cancelled ──► deleted
+               │    ▲              ▲
+               ▼    └─ resumed     │
+             stopped ──────────────┘ cancelled with force
 
 A run is a world whose program is the workflow. Everything that reaches it is an item of its inbox: what it was started
 with, signals, a cancellation, and the ends of its children. The host that has claimed the world commits how far the run
 is, under the fence of its claim. In the commit that ends a run, its parent gets an item, its timers are removed, and
-its world has no program any more: no host claims it again.
+its world has no program any more: no host claims it again. A run whose world is stopped by an error says so in its
+state, and in the index.
 """
 
 import hashlib
@@ -32,6 +36,7 @@ from fastness.limits import (
 )
 from fastness.names import checked_name
 from fastness.wire.canonical import canonical
+from fastness.wire.hosting import summary_of
 from fastness.wire.inboxes import Control, DomainEvent
 from fastness.wire.runs import (
     CANCEL,
@@ -44,6 +49,7 @@ from fastness.wire.runs import (
     SIGNAL,
     START,
     STATES,
+    STOPPED,
     WORKFLOW_PREFIX,
     ChildEnd,
     RunInfo,
@@ -70,6 +76,8 @@ class RunRecord(msgspec.Struct, frozen=True, array_like=True):
     published: bytes | None = None
 
 
+_NOT_ENDED: Final = (RUNNING, STOPPED)
+_REPORTED: Final = tuple(state for state in STATES if state != STOPPED)  # By the host of a run.
 _CHILD_BYTES_MAX: Final = RUN_VALUE_BYTES_MAX + RUN_ERROR_BYTES_MAX + 512  # The names of its fields.
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(RunRecord).decode
@@ -108,7 +116,7 @@ def start(
                 "choose another id"
             )
         return _described(world, known, is_duplicate=True)
-    parent_incarnation = 0 if parent is None else _require_running(tx, world_of(universe, parent)).incarnation
+    parent_incarnation = 0 if parent is None else _require_not_ended(tx, world_of(universe, parent)).incarnation
     if (incarnation := _new_incarnation(tx, world)) is None:
         raise RunExists(f"A world {world.name} exists, or is being deleted; choose another id, or delete that world")
     snapshots.create_world(tx, world)
@@ -187,7 +195,7 @@ def signal(
     if value_blob is None:
         _check_size("The value of the signal", value)
     world = world_of(universe, id)
-    _require_running(tx, world)
+    _require_not_ended(tx, world)
     item = DomainEvent(
         schema=SIGNAL, key=name.encode(), payload=value if value_blob is None else b"", payload_blob=value_blob
     )
@@ -204,7 +212,7 @@ def cancel(tx: Transaction, universe: str, id: str, *, reason: str = "", force: 
         raise InvalidArgument(f"The reason has more than {RUN_REASON_BYTES_MAX} bytes; shorten it")
     world = world_of(universe, id)
     record = _require(tx, world)
-    if record.state != RUNNING or (record.is_cancelling and not force):
+    if record.state not in _NOT_ENDED or (record.is_cancelling and not force):
         return _described(world, record)
     if force:
         ended = msgspec.structs.replace(record, state=CANCELLED, is_cancelling=True, error=reason or None)
@@ -235,15 +243,15 @@ def update(
         RunNotFound, RunEnded: there is no such run, or it has ended.
         PayloadTooLarge: the result is too large, or what is published; store a large result as a blob.
     """
-    if state not in STATES:
-        raise InvalidArgument(f"state is {state!r}; choose one of {', '.join(STATES)}")
+    if state not in _REPORTED:
+        raise InvalidArgument(f"state is {state!r}; choose one of {', '.join(_REPORTED)}")
     if state == RUNNING and (result, result_blob, error, error_code) != (None, None, None, None):
         raise InvalidArgument("A run that has not ended has neither a result nor an error; give its end state as well")
     for kind, value in (("The result", result), ("What is published", published)):
         if value is not None:
             _check_size(kind, value)
     world = world_of(universe, id)
-    record = _require_running(tx, world)
+    record = _require_not_ended(tx, world)
     claim = hosting.find(tx, world)
     hosting.require_claim(tx, world, owner=(claim and claim.owner) or "", fence=fence)
     if result_blob is not None:
@@ -257,10 +265,26 @@ def update(
         error_code=error_code,
         published=record.published if published is None else published,
     )
-    if state != RUNNING:
+    if state not in _NOT_ENDED:
         return _end(tx, world, record)
     tx.put(_key(world), _encode(record))
     return _described(world, record)
+
+
+def follow_world(tx: Transaction, world: World) -> None:
+    """Let the state of a run say whether its world is stopped by an error. Does nothing for other worlds."""
+    record = _find(tx, world) if world.name.startswith(RUN_PREFIX) else None
+    if record is None or record.state not in _NOT_ENDED:
+        return
+    hosted = hosting.find(tx, world)
+    is_stopped = hosted is not None and hosted.is_stopped
+    if is_stopped == (record.state == STOPPED):
+        return
+    tx.delete(_index(world, record.state))
+    error = _cut(summary_of(hosted.error)) if is_stopped and hosted is not None and hosted.error else None
+    record = msgspec.structs.replace(record, state=STOPPED if is_stopped else RUNNING, error=error)
+    tx.put(_key(world), _encode(record))
+    tx.put(_index(world, record.state), record.workflow.encode())
 
 
 def begin_delete(tx: Transaction, universe: str, id: str) -> int:
@@ -270,7 +294,7 @@ def begin_delete(tx: Transaction, universe: str, id: str) -> int:
 
     Raises:
         RunNotFound: there was never a run with this id.
-        RunNotEnded: it is running.
+        RunNotEnded: it is running, or stopped.
     """
     world = world_of(universe, id)
     record = _find(tx, world)
@@ -279,8 +303,8 @@ def begin_delete(tx: Transaction, universe: str, id: str) -> int:
         if meta is None or meta.state not in (WorldState.DELETING, WorldState.DELETED):
             raise _not_found(world)
         return meta.incarnation
-    if record.state == RUNNING:
-        raise RunNotEnded(f"Run {id} is running; cancel it and wait until it has ended, or cancel it with force")
+    if record.state in _NOT_ENDED:
+        raise RunNotEnded(f"Run {id} is {record.state}; cancel it and wait until it has ended, or cancel it with force")
     tx.delete(_index(world, record.state))
     tx.delete(_key(world))
     worlds.change_state(tx, world, WorldState.ARCHIVED)
@@ -307,7 +331,8 @@ def _end(tx: Transaction, world: World, record: RunRecord) -> RunInfo:
     """Commit the end of a run, and tell its parent."""
     record = msgspec.structs.replace(record, ended_ms=tx.now_ms)
     tx.put(_key(world), _encode(record))
-    tx.delete(_index(world, RUNNING))
+    for state in _NOT_ENDED:
+        tx.delete(_index(world, state))
     tx.put(_index(world, record.state), record.workflow.encode())
     timers.cancel_all(tx, world, limit=RUN_TIMERS_MAX)
     turns.set_program(tx, world, None)
@@ -320,7 +345,7 @@ def _end(tx: Transaction, world: World, record: RunRecord) -> RunInfo:
 def _tell_parent(tx: Transaction, parent: World, record: RunRecord, child: RunInfo) -> None:
     """Put the end of a child into the inbox of its parent, if that still runs."""
     known, meta = _find(tx, parent), worlds.find(tx, parent)
-    if known is None or known.state != RUNNING or known.incarnation != record.parent_incarnation:
+    if known is None or known.state not in _NOT_ENDED or known.incarnation != record.parent_incarnation:
         return
     if meta is None or meta.state in (WorldState.DELETING, WorldState.DELETED):
         return
@@ -351,9 +376,9 @@ def _require(tx: Transaction, world: World) -> RunRecord:
     return record
 
 
-def _require_running(tx: Transaction, world: World) -> RunRecord:
+def _require_not_ended(tx: Transaction, world: World) -> RunRecord:
     record = _require(tx, world)
-    if record.state != RUNNING:
+    if record.state not in _NOT_ENDED:
         raise RunEnded(f"Run {world.name.removeprefix(RUN_PREFIX)} is {record.state}; it takes nothing any more")
     return record
 

@@ -4,7 +4,7 @@ from typing import Protocol
 
 from fastness.errors import BatchTooLarge, EmptyBatch, InvalidArgument
 from fastness.kv import Transaction
-from fastness.layers import leases, sends, turns
+from fastness.layers import leases, runs, sends, turns
 from fastness.layers.worlds import World
 from fastness.limits import (
     DELAY_SECONDS_MAX,
@@ -77,15 +77,17 @@ def commit(tx: Transaction, request: CommitTurn) -> TurnCommitted:
 def fail(tx: Transaction, request: FailTurn) -> Committed:
     if not 0 <= request.delay_seconds <= DELAY_SECONDS_MAX:
         raise InvalidArgument(f"delay_seconds is {request.delay_seconds}; give 0 to {DELAY_SECONDS_MAX:.0f}")
+    world = _world(request)
     turns.fail_turn(
         tx,
-        _world(request),
+        world,
         owner=request.owner,
         fence=request.fence,
         error=request.error,
         delay_ms=round(request.delay_seconds * 1_000),
         is_stopped=request.is_stopped,
     )
+    runs.follow_world(tx, world)
     return Committed(request.tier)
 
 
@@ -123,7 +125,9 @@ def release(stores: AnyStores, request: ReleaseWorlds) -> Served[Committed]:
 
 @transaction
 def set_program(tx: Transaction, request: SetProgram) -> HostingInfo:
-    return turns.set_program(tx, _world(request), request.program)
+    hosted = turns.set_program(tx, _world(request), request.program)
+    runs.follow_world(tx, _world(request))
+    return hosted
 
 
 @transaction
@@ -133,7 +137,9 @@ def describe(tx: Transaction, request: DescribeHosting) -> HostingInfo:
 
 @transaction
 def resume(tx: Transaction, request: ResumeWorld) -> HostingInfo:
-    return turns.resume(tx, _world(request))
+    hosted = turns.resume(tx, _world(request))
+    runs.follow_world(tx, _world(request))
+    return hosted
 
 
 @transaction

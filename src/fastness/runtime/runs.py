@@ -7,7 +7,7 @@ from fastness.runtime.consumer_options import ConsumerOptions, Polling
 from fastness.runtime.worlds import AsyncWorldStore
 from fastness.tiers import Tier
 from fastness.wire.requests import Committed
-from fastness.wire.runs import RUNNING, RunInfo
+from fastness.wire.runs import RunInfo
 
 
 class AsyncRunStore:
@@ -38,7 +38,7 @@ class AsyncRunStore:
                 while True:
                     found = await self._database.read_async(runs.get, universe, id, tier=read_tier)
                     left_ms = until_ms - self._clock.now_ms()
-                    is_over = found.state != RUNNING or left_ms <= 0
+                    is_over = found.ended_ms is not None or left_ms <= 0
                     if is_over and read_tier is tier:
                         return found
                     if not is_over:

@@ -188,7 +188,7 @@ STRUCT_FIELDS: Final[dict[tuple[str, str], dict[str, Any]]] = {
     },
     ("ListRuns", "limit"): between(1, limits.RUNS_LISTED_MAX),
     ("ReadAudit", "limit"): between(1, limits.AUDIT_LISTED_MAX),
-    ("ListRuns", "state"): {"enum": ["running", "completed", "failed", "cancelled"]},
+    ("ListRuns", "state"): {"enum": ["running", "stopped", "completed", "failed", "cancelled"]},
     ("StartRun", "workflow"): NAME,
     **{("StartRun", name): {**NAME, "maxLength": limits.RUN_ID_BYTES_MAX} for name in ("id", "parent")},
     ("CancelRun", "reason"): {"maxLength": limits.RUN_REASON_BYTES_MAX},

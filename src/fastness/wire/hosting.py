@@ -67,6 +67,12 @@ class HostingInfo(msgspec.Struct, frozen=True):
     set_aside: int  # How many items are set aside.
 
 
+def summary_of(error: str) -> str:
+    """What a traceback ends with: the type of the error, without its modules, and its message."""
+    kind, colon, message = error.rstrip().rpartition("\n")[2].partition(": ")
+    return f"{kind.rpartition('.')[2]}{colon}{message}"
+
+
 class RenewedWorld(msgspec.Struct, frozen=True):
     """A world that its host still holds."""
 

@@ -21,10 +21,13 @@ CHILD: Final = "run.child"  # Of the end of a child: `key` is its id, and the pa
 CANCEL: Final = "run.cancel"  # The command of a control item that cancels a run; the payload is the reason as text.
 
 RUNNING: Final = "running"
+STOPPED: Final = (
+    "stopped"  # By an error of its turns, as when its code was changed: hosts leave it until it is resumed.
+)
 COMPLETED: Final = "completed"
 FAILED: Final = "failed"
 CANCELLED: Final = "cancelled"
-STATES: Final = (RUNNING, COMPLETED, FAILED, CANCELLED)
+STATES: Final = (RUNNING, STOPPED, COMPLETED, FAILED, CANCELLED)
 
 
 NO_ARGUMENTS: Final = b"\x82\x80\xa0"  # Canonical CBOR of [[], {}].
@@ -39,11 +42,11 @@ class RunInfo(msgspec.Struct, frozen=True):
 
     id: str
     workflow: str
-    state: str  # running, completed, failed or cancelled
+    state: str  # running, stopped, completed, failed or cancelled
     started_ms: int
     ended_ms: int | None = None
     result: bytes | None = None
-    error: str | None = None  # Of a failed or cancelled run.
+    error: str | None = None  # Of a failed, cancelled or stopped run.
     error_code: str | None = None
     published: bytes | None = None
     parent: str | None = None

@@ -41,7 +41,6 @@ from fastness.errors import (
 from fastness.handles.queues import stored_messages
 from fastness.hosts.failures import is_final, text_of
 from fastness.hosts.hosted_world import HostedWorld
-from fastness.hosts.runners import StopWorld
 from fastness.hosts.step_context import StepContext, set_current_step
 from fastness.hosts.workflows.operations import Call, ChildCall, SentCall, SleepCall, StepCall, WaitCall
 from fastness.hosts.workflows.records import ENDED, RECEIVED, START, Record, RunState, fold, has_ended, record_of
@@ -130,7 +129,6 @@ class WorkflowRunner:
 
         Raises:
             WorkflowChanged: the code was changed in a way that does not fit the history.
-            StopWorld: the same, in the last attempt.
         """
         async with self._lock:
             if self._failure is not None:
@@ -198,18 +196,10 @@ class WorkflowRunner:
                 self._world.request_turn()  # The host handles the failure, or gives the world back in time.
 
     async def _commit_next(self) -> None:
-        try:
-            if self._scheduler is None and self._has_work:
-                await self._restore()
-            if self._has_work:
-                await self._commit()
-        except WorkflowChanged as error:
-            raise self._changed(error) from error
-
-    def _changed(self, error: WorkflowChanged) -> WorkflowChanged | StopWorld:
-        """What a turn ends with; a host with the code that fits may take the run, as in a rolling deployment."""
-        is_last = self._world.attempts + 1 >= self._world.policy.max_attempts
-        return StopWorld(str(error)) if is_last else error
+        if self._scheduler is None and self._has_work:
+            await self._restore()
+        if self._has_work:
+            await self._commit()
 
     async def _commit(self) -> None:
         """Let the code run on with what is ready, and commit that with what the code asks for."""
@@ -359,7 +349,7 @@ class WorkflowRunner:
         self._pending = deque(
             each
             for index, each in enumerate(self._pending)
-            if index < self._applied or each.is_kept or (numbers is not None and each.number not in numbers)
+            if index < self._applied or (each.is_kept if numbers is None else each.number not in numbers)
         )
 
     def _blame(self, chosen: list[_Pending], error: FastnessError) -> None:
@@ -588,7 +578,7 @@ class WorkflowRunner:
             self._pending.append(_Pending(number, canonical([words.WAIT, now_ms, number, name, due]), due))
         elif isinstance(call, ChildCall):
             entry = canonical([words.CHILD, now_ms, number, name, call.id])
-            self._pending.append(_Pending(number, entry, call=call))
+            self._pending.append(_Pending(number, entry, call=call, is_kept=True))
         else:
             entry = canonical([call.kind, now_ms, number, name])
             self._pending.append(_Pending(number, entry, call=call, is_kept=True))
@@ -623,7 +613,7 @@ class WorkflowRunner:
                 raise  # Nothing is recorded: the call was cancelled, or the claim has ended.
             error = cancelled
         except WorkflowChanged as changed:  # What the step has recorded itself does not fit its code any more.
-            self._fail_step(call, task, self._changed(changed))
+            self._fail_step(call, task, changed)
             return
         except Exception as failed:
             error = failed

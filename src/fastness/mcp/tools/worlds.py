@@ -142,19 +142,19 @@ class WorldQuery(ToolInput, frozen=True):
 
 class RunStatus(ToolOutput, frozen=True, omit_defaults=True):
     workflow: Annotated[str, Meta(description="The workflow that the run is of.")]
-    state: Annotated[str, Meta(description="running, completed, failed or cancelled.")]
+    state: Annotated[str, Meta(description="running, stopped, completed, failed or cancelled.")]
     started_at: Annotated[str, Meta(description="When it was started, in UTC.")]
     ended_at: Annotated[str | None, Meta(description="When it ended, in UTC.")] = None
     published: Annotated[Content | None, Meta(description="What the run says about its progress.")] = None
     result: Annotated[Content | None, Meta(description="If it has completed.")] = None
-    error: Annotated[str | None, Meta(description="If it has failed or was cancelled.")] = None
+    error: Annotated[str | None, Meta(description="If it has failed, or was cancelled or stopped.")] = None
 
 
 async def _query(caller: Caller, given: WorldQuery) -> RunStatus:
     workflows = caller.plane.workflows
     await _check_run(caller, given.run_id)
     found = await workflows.describe(given.run_id)
-    if given.wait_seconds and found.state == "running":
+    if given.wait_seconds and found.ended_ms is None:
         found = await workflows.describe(given.run_id, wait_seconds=given.wait_seconds)
 
     def shown(value: Any) -> Content:

@@ -7,7 +7,7 @@ from fastness.runtime.consumer_options import ConsumerOptions, Polling
 from fastness.runtime.sync.worlds import WorldStore
 from fastness.tiers import Tier
 from fastness.wire.requests import Committed
-from fastness.wire.runs import RUNNING, RunInfo
+from fastness.wire.runs import RunInfo
 
 
 class RunStore:
@@ -36,7 +36,7 @@ class RunStore:
                 while True:
                     found = self._database.read(runs.get, universe, id, tier=read_tier)
                     left_ms = until_ms - self._clock.now_ms()
-                    is_over = found.state != RUNNING or left_ms <= 0
+                    is_over = found.ended_ms is not None or left_ms <= 0
                     if is_over and read_tier is tier:
                         return found
                     if not is_over:

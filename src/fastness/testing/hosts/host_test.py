@@ -36,7 +36,7 @@ from fastness.plane.open import Options, open_plane
 from fastness.testing.clock import ManualClock
 from fastness.testing.hosts.processes import COMMITS_MAX, Boundary, CallLog, HostProcess
 from fastness.testing.hosts.virtual_loop import VirtualLoop
-from fastness.wire.runs import RUN_PREFIX, RUNNING
+from fastness.wire.runs import RUN_PREFIX
 
 Result = TypeVar("Result")
 
@@ -166,7 +166,7 @@ class AsyncHostTest:
         id = handle.id
         await self.run_until_idle()
         for _ in range(_SKIPS_MAX):
-            if (await self.plane.workflows.describe(id)).state != RUNNING:
+            if (await self.plane.workflows.describe(id)).ended_ms is not None:
                 return await self.plane.workflows.result(id, workflow=handle._workflow)
             if await self._keeps_failing(id) or not await self.skip():
                 raise StuckRun(await self._why_stuck(id))

@@ -4,7 +4,7 @@ import { Table, ago, ask, brief, button, card, clock, command, countHeading, emp
 import { hosting } from "./hosting.js";
 import { Timeline } from "./timeline.js";
 
-const PILLS = { running: "leased", completed: "good", failed: "bad", cancelled: "quiet" };
+const PILLS = { running: "leased", stopped: "bad", completed: "good", failed: "bad", cancelled: "quiet" };
 const KINDS = { step: "good", retry: "delayed", failed: "bad", sleep: "quiet", wait: "accent", signal: "accent", queued: "leased", child: "leased", started: "quiet", ended: "quiet", cancel: "bad", "set aside": "bad" };
 const READ = 1_000; // Records of one call.
 const RECORDS = 5_000; // Of the journal, the newest.
@@ -87,7 +87,7 @@ function openOne(context, id) {
   const signalCard = card("Send a signal", "", signalForm(send));
   const cancelRun = async () => {
     const how = await askToCancel();
-    if (how) await act(() => api.post(`${path}/cancel`, how), (after) => (after.state === "running" ? "It is asked to end" : `It is ${after.state}`));
+    if (how) await act(() => api.post(`${path}/cancel`, how), (after) => (after.ended_ms === null ? "It is asked to end" : `It is ${after.state}`));
   };
   const cancel = button("Cancel run", cancelRun, { class: "plain", hidden: true });
   const events = timelineTable();
@@ -118,7 +118,7 @@ function openOne(context, id) {
     const end = Math.max(...rows.map((row) => (row.pending ? Date.now() : row.at + (row.duration ?? 0))), begin + 1);
     events.show(rows.map((row) => ({ ...row, begin, end, elapsed: row.pending ? Math.max(0, Date.now() - row.at) : row.duration })));
     waits.show(timeline.waits.map((each) => ({ ...each })));
-    const isRunning = found.state === "running";
+    const isRunning = found.ended_ms === null;
     waitsCard.hidden = !isRunning || timeline.waits.length === 0;
     setText(about, first || timeline.events.length > ROWS ? `the last ${plural(rows.length, "event")}` : plural(timeline.events.length, "event"));
   }
@@ -135,13 +135,13 @@ function openOne(context, id) {
     }
     if (found && found.incarnation !== next.incarnation) timeline = new Timeline(); // Deleted, and started again.
     found = next;
-    const isRunning = found.state === "running";
+    const isRunning = found.ended_ms === null;
     state.replaceChildren(...states(found));
     known.replaceChildren(facts(aboutRun(found, elapsed)));
     publishedCard.hidden = found.published === null;
     setText(published, pretty(found.published));
-    outcomeCard.hidden = isRunning;
     const isFailure = found.error !== null;
+    outcomeCard.hidden = isRunning && !isFailure;
     outcome.className = isFailure ? "error" : "";
     setText(outcome, isFailure ? `${found.error_code ?? found.state}: ${found.error}` : found.result_blob ? `In the blob ${found.result_blob}.` : pretty(found.result));
     cancel.hidden = !isRunning || !allows("run:cancel");
