@@ -427,7 +427,7 @@ def test_changed_code_stops_the_run_until_it_is_resumed(recorded: list[Any] | No
         test.run_until_idle()
         test.advance(hours=1)
         hosting = test.plane.world("run:changed").hosting()
-        assert run.describe().state == "running"
+        assert run.describe().state == "stopped"
         assert hosting.is_stopped
         assert f"Run changed {message}" in (hosting.error or "")
         assert "resume the run: fastness world resume-program run:changed" in (hosting.error or "")
