@@ -1,6 +1,6 @@
 """Random histories of message groups match a plain Python model, on every backend.
 
-The model has messages in dicts, and of each group the message that goes first, or those of one receive that lock it. It
+The model has messages in dicts, and of each group the message that goes first, and those that were leased together. It
 knows nothing of keys, counters, due entries or leases. What a receive delivers is checked once more, without the model:
 by the order of the messages, and by what was leased before.
 """
@@ -49,6 +49,7 @@ class ModelMessage:
     expires_ms: int = 0
     lease: MessageLease | None = None
     packed: PackedAck | None = None  # Acknowledges it by its position in the lease.
+    keeps_result: bool = False
     is_late: bool = False  # A younger message of its group was in the queue before it.
 
 
@@ -59,10 +60,8 @@ class ModelQueue:
     policy: QueuePolicy
     messages: dict[str, ModelMessage] = field(default_factory=dict)
     dead: dict[str, ModelMessage] = field(default_factory=dict)
-    first: dict[str, str] = field(
-        default_factory=dict
-    )  # Of each group that is not locked: the message that goes first.
-    locks: dict[str, set[str]] = field(default_factory=dict)  # Of each locked group: its leased messages.
+    first: dict[str, str] = field(default_factory=dict)  # Of each group: the message that goes first, if there is one.
+    together: dict[str, set[str]] = field(default_factory=dict)  # Of each group: messages that were leased together.
 
     def at(self, state: str) -> list[ModelMessage]:
         """The messages in a state, in delivery order: the most urgent first, then the oldest."""
@@ -80,38 +79,33 @@ class ModelQueue:
         if group is not None and message.id not in self.messages:
             message.is_late = any(each.group == group and each.id > message.id for each in self.messages.values())
         self.messages[message.id] = message
-        if group is None or (self.first.setdefault(group, message.id) == message.id and group not in self.locks):
+        if group is None or self.first.get(group) == message.id:
             message.state = "delayed" if message.delayed_until_ms > now_ms else "ready"
             return
         message.state = "blocked"
-        self.unlock(message, now_ms)
+        self.together.get(group, set()).discard(message.id)
+        self.go_on(group, now_ms)
 
     def remove(self, message: ModelMessage, now_ms: int) -> None:
         """Remove a message, and let its group go on."""
         del self.messages[message.id]
         if message.group is None:
             return
-        if message.group in self.locks:
-            self.unlock(message, now_ms)
-        elif self.first[message.group] == message.id:
-            self.go_on(message.group, now_ms)
-
-    def unlock(self, message: ModelMessage, now_ms: int) -> None:
-        """Note that a message is not leased. The last one of a lock opens the group."""
-        group = str(message.group)
-        held = self.locks.get(group, set())
-        if message.id in held:
-            held.remove(message.id)
-            if not held:
-                del self.locks[group]
-                self.go_on(group, now_ms)
+        self.together.get(message.group, set()).discard(message.id)
+        if self.first.get(message.group) == message.id:
+            del self.first[message.group]
+        self.go_on(message.group, now_ms)
 
     def go_on(self, group: str, now_ms: int) -> None:
-        """Let the oldest blocked message of a group go first."""
-        self.first.pop(group, None)
+        """Let the oldest blocked message of a group go first, if none does, and none before it is leased."""
         blocked = self.of_group(group, "blocked")
-        if blocked:
+        if blocked and group not in self.first and not self.before(group, blocked[0].id):
+            self.first[group] = blocked[0].id
             self.insert(blocked[0], now_ms)
+
+    def before(self, group: str, id: str) -> bool:
+        """Whether a message that was leased with others is before this one."""
+        return any(leased < id for leased in self.together.get(group, set()))
 
     def lease(self, limit: int, now_ms: int) -> list[ModelMessage]:
         """Take messages in delivery order. Each brings the next ones of its group, if the policy says so."""
@@ -121,14 +115,15 @@ class ModelQueue:
             batch = [first]
             if self.policy.group_batches and first.group is not None:
                 for each in self.of_group(first.group, "blocked")[: limit - len(taken) - 1]:
-                    if each.id < first.id or each.delayed_until_ms > now_ms:
+                    if each.id < first.id or each.delayed_until_ms > now_ms or self.before(first.group, each.id):
                         break
                     batch.append(each)
             for each in batch:
                 each.state = "leased"
                 each.deliveries += 1
             if len(batch) > 1:
-                self.locks[str(first.group)] = {each.id for each in batch}
+                del self.first[str(first.group)]
+                self.together.setdefault(str(first.group), set()).update(each.id for each in batch)
             taken += batch
         return taken
 
@@ -178,7 +173,7 @@ class Groups(RuleBasedStateMachine):
         self.jobs, self.others = QueueKey("main", f"jobs-{number}"), QueueKey("main", f"others-{number}")
         self.models = {key: ModelQueue(QueuePolicy()) for key in (self.jobs, self.others)}
         self.prefetched = {key: Prefetched() for key in self.models}
-        self.ended: list[tuple[QueueKey, MessageLease]] = []  # Leases that must be refused from now on.
+        self.ended: list[tuple[QueueKey, str, MessageLease]] = []  # Leases that must be refused from now on.
 
     def open(self) -> Database:
         return self.opener(clock=self.clock, ids=IdSource(1_001 * next(self.seeds)))
@@ -208,6 +203,7 @@ class Groups(RuleBasedStateMachine):
                 max_attempts=model.policy.max_attempts if new.max_attempts is None else new.max_attempts,
                 ttl_at_ms=None if new.ttl_seconds is None else self.now_ms + round(new.ttl_seconds * 1_000),
                 delayed_until_ms=self.now_ms + round((new.delay_seconds or 0.0) * 1_000),
+                keeps_result=new.keep_result,
             )
             model.insert(message, self.now_ms)
 
@@ -223,7 +219,7 @@ class Groups(RuleBasedStateMachine):
     def lease(self, queue: QueueKey, limit: int, ms: int, *, prefetched: bool) -> list[ModelMessage]:
         model = self.models[queue]
         self.process_due(queue)
-        locked = {each.group for each in model.at("leased")} - {None}
+        held = [(each.group, each.id) for each in model.at("leased")]
         waiting = [each for each in model.messages.values() if each.state != "leased"]
         leased = self.database.transact(
             queues.lease_or_wait,
@@ -235,8 +231,8 @@ class Groups(RuleBasedStateMachine):
         )
         found = [(queues.format_id(each.id), each.group) for each in leased.messages]
         # The promises, without the model of how they are kept.
-        assert not locked & {group for _, group in found}
         for id, group in found:
+            assert group is None or not [other for in_group, other in held if in_group == group and other < id]
             older = {each.id for each in waiting if group is not None and each.group == group and each.id < id}
             late = {each.id for each in waiting if each.is_late}
             assert older - late <= {other for other, _ in found[: found.index((id, group))]}
@@ -266,7 +262,7 @@ class Groups(RuleBasedStateMachine):
 
     def end_lease(self, queue: QueueKey, message: ModelMessage) -> None:
         assert message.lease is not None
-        self.ended.append((queue, message.lease))
+        self.ended.append((queue, message.id, message.lease))
         message.lease = None
 
     @rule(limit=st.sampled_from((2, 3, 10)), some=st.lists(st.tuples(picks, outcomes), min_size=1, max_size=6))
@@ -329,9 +325,9 @@ class Groups(RuleBasedStateMachine):
             self.dead_letter(self.jobs, message)
 
     @precondition(lambda self: self.held(self.jobs))
-    @rule(choice=choices, seconds=st.lists(times, min_size=4, max_size=4), same=st.booleans())
-    def visibility_changes(self, choice: list[int], seconds: list[float], same: bool) -> None:
-        """Sooner, later, or now; also for some that have ended by the clock, which are refused."""
+    @rule(choice=choices, seconds=st.lists(times, min_size=4, max_size=4), same=st.booleans(), late=st.booleans())
+    def visibility_changes(self, choice: list[int], seconds: list[float], same: bool, late: bool = False) -> None:
+        """Sooner, later, or now; also for some that have ended by the clock, which only a late owner may change."""
         queue = self.jobs
         messages = self.chosen(queue, choice)
         changes = [
@@ -339,11 +335,11 @@ class Groups(RuleBasedStateMachine):
             for each, lasts in zip(messages, seconds, strict=False)
             if each.lease is not None
         ]
-        answers = self.database.transact(queues.change_visibility, queue, changes)
+        answers = self.database.transact(queues.change_visibility, queue, changes, late_owner="ada" if late else "")
         for message, change, answer in sorted(
             zip(messages, changes, answers, strict=True), key=lambda each: each[0].id
         ):
-            if message.expires_ms <= self.now_ms:
+            if message.expires_ms <= self.now_ms and not late:
                 assert isinstance(answer, QueueMessageLeaseMismatch)
             else:
                 assert isinstance(answer, StoredMessage)
@@ -366,11 +362,35 @@ class Groups(RuleBasedStateMachine):
     @precondition(lambda self: self.ended)
     @rule(pick=picks)
     def an_ended_lease_is_refused(self, pick: int) -> None:
-        queue, lease = self.ended[-1 - pick % len(self.ended)]
+        queue, _, lease = self.ended[-1 - pick % len(self.ended)]
         with pytest.raises(QueueMessageLeaseMismatch):
             self.database.transact(queues.nack, queue, lease)
         (answer,) = self.database.transact(queues.change_visibility, queue, [VisibilityChange(lease, 0.0)])
         assert isinstance(answer, QueueMessageLeaseMismatch)
+
+    @precondition(lambda self: self.ended)
+    @rule(pick=picks, seconds=times)
+    def an_ended_lease_is_changed_late(self, pick: int, seconds: float) -> None:
+        """Its message is leased again, if it waits since then; otherwise another consumer has it, or it is gone."""
+        at = -1 - pick % min(len(self.ended), 4)
+        queue, id, lease = self.ended[at]
+        model = self.models[queue]
+        message = model.messages.get(id)
+        changes = [VisibilityChange(lease, seconds)]
+        (answer,) = self.database.transact(queues.change_visibility, queue, changes, late_owner="ada")
+        is_last = not [each for _, other, each in self.ended if other == id and each.fence > lease.fence]
+        if message is None or message.state == "leased" or not is_last or message.keeps_result:
+            assert isinstance(answer, QueueMessageLeaseMismatch)
+            return
+        assert isinstance(answer, StoredMessage)
+        message.expires_ms = self.now_ms + round(seconds * 1_000)
+        if not seconds:
+            self.give_back(queue, message, delay_ms=0, counts=False)
+            return
+        del self.ended[at]
+        if message.group is not None and model.first.get(message.group) != id:
+            model.together.setdefault(message.group, set()).add(id)
+        message.state, message.lease = "leased", lease
 
     def give_back(self, queue: QueueKey, message: ModelMessage, *, delay_ms: int, counts: bool) -> None:
         """Return a message to its queue, or to the dead letters; one whose TTL has expired is removed."""
@@ -437,7 +457,7 @@ class Groups(RuleBasedStateMachine):
 
     @rule(purged=rarely, limit=st.integers(1, 5))
     def messages_are_purged(self, purged: bool, limit: int) -> None:
-        """Leased messages stay, and keep their groups locked."""
+        """Leased messages stay, and hold their groups."""
         if not purged:
             return
         model, removed = self.models[self.jobs], 0
@@ -533,7 +553,7 @@ class Groups(RuleBasedStateMachine):
 
     @invariant()
     def an_empty_queue_has_no_groups(self) -> None:
-        """Every lock ends: groups leave nothing behind."""
+        """Groups leave nothing behind."""
         for queue, model in self.models.items():
             heads = self.database.read(lambda tx, queue=queue: tx.scan(*queues.keys_of(queue).head.range(), limit=10))
             groups = {str(queues.keys_of(queue).head.unpack(key)[0]) for key, _ in heads}

@@ -93,14 +93,40 @@ def test_a_message_that_is_put_meanwhile_waits(batches: Database) -> None:
     assert payloads(lease(batches)) == [b"3"]
 
 
-def test_a_returned_message_is_delivered_before_later_ones_and_acked_ones_stay_acked(batches: Database) -> None:
+def test_a_returned_message_is_delivered_again_while_later_ones_are_leased(batches: Database) -> None:
     put(batches, b"1", b"2", b"3", b"4", group="a")
     first, second, third = lease(batches, 3)
     ack(batches, first)
     nack(batches, second)
-    assert lease(batches) == []  # The third one is still leased.
+    (again,) = lease(batches, 10)
+    assert again.payload == b"2"  # And not the fourth one: the third one is still leased.
+    ack(batches, again)
+    assert lease(batches) == []
     ack(batches, third)
-    assert payloads(lease(batches, 10)) == [b"2", b"4"]
+    assert payloads(lease(batches, 10)) == [b"4"]
+
+
+def test_a_returned_message_waits_for_those_before_it(batches: Database) -> None:
+    put(batches, b"1", b"2", b"3", b"4", group="a")
+    first, second, _third = lease(batches, 3)
+    change(batches, second, 0)
+    assert lease(batches) == []
+    change(batches, first, 0)
+    assert payloads(lease(batches, 10)) == [b"1", b"2"]
+
+
+def test_returned_messages_that_are_leased_again_hold_their_group_with_the_others(batches: Database) -> None:
+    put(batches, b"1", b"2", b"3", b"4", group="a")
+    first, second, third = lease(batches, 3)
+    for message in (first, second):
+        change(batches, message, 0)
+    again = lease(batches, 10)
+    assert payloads(again) == [b"1", b"2"]
+    ack(batches, third)
+    ack(batches, again[0])
+    assert lease(batches) == []
+    ack(batches, again[1])
+    assert payloads(lease(batches, 10)) == [b"4"]
 
 
 def test_all_messages_of_an_expired_batch_are_delivered_again_in_order(batches: Database, clock: ManualClock) -> None:
@@ -112,15 +138,18 @@ def test_all_messages_of_an_expired_batch_are_delivered_again_in_order(batches: 
     assert [message.attempts for message in again] == [2, 2, 1]
 
 
-def test_a_message_whose_lease_ends_later_keeps_its_group_locked(batches: Database, clock: ManualClock) -> None:
-    put(batches, b"1", b"2", group="a")
-    _, second = lease(batches, 2)
+def test_a_message_whose_lease_ends_later_holds_the_later_ones_of_its_group(
+    batches: Database, clock: ManualClock
+) -> None:
+    put(batches, b"1", b"2", b"3", b"4", group="a")
+    _, second, _ = lease(batches, 3)
     change(batches, second, 60)
     clock.advance_ms(30_000)
-    assert lease(batches) == []
-    assert stats(batches).blocked == 1
+    assert payloads(lease(batches, 10)) == [b"1"]
+    assert stats(batches).blocked == 2
     ack(batches, second)
-    assert payloads(lease(batches)) == [b"1"]
+    clock.advance_ms(30_000)
+    assert payloads(lease(batches, 10)) == [b"1", b"3", b"4"]
 
 
 def test_a_dead_letter_of_a_batch_does_not_hold_its_group(batches: Database) -> None:
@@ -137,10 +166,17 @@ def test_a_redriven_message_goes_before_the_blocked_ones_of_its_group(batches: D
     first, second, third = lease(batches, 3)
     reject(batches, first)
     assert batches.transact(queues.redrive, JOBS) == 1
-    assert lease(batches) == []
     ack(batches, second)
     nack(batches, third)
     assert payloads(lease(batches, 10)) == [b"1", b"3", b"4"]
+
+
+def test_a_redriven_message_does_not_wait_for_leased_ones_after_it(batches: Database) -> None:
+    put(batches, b"1", b"2", b"3", b"4", group="a")
+    first, _second, _third = lease(batches, 3)
+    reject(batches, first)
+    assert batches.transact(queues.redrive, JOBS) == 1
+    assert payloads(lease(batches, 10)) == [b"1"]
 
 
 def test_a_redriven_message_goes_alone_after_a_younger_head(batches: Database) -> None:
@@ -199,7 +235,7 @@ def test_a_purge_leaves_the_leased_messages_of_a_group(batches: Database) -> Non
     assert payloads(lease(batches, 10)) == [b"2", b"4"]
 
 
-def test_a_moved_message_waits_behind_a_locked_group(batches: Database) -> None:
+def test_a_moved_message_goes_before_the_later_ones_of_its_group(batches: Database) -> None:
     other = QueueKey("main", "other")
     set_policy(batches, other, group_batches=True)
     (receipt,) = put(batches, b"1", group="a")
@@ -207,7 +243,6 @@ def test_a_moved_message_waits_behind_a_locked_group(batches: Database) -> None:
     second, third = lease(batches, 2, queue=other)
     assert batches.transact(queues.move_messages, JOBS, [receipt.id], to=other) == [None]
     ack(batches, second, queue=other)
-    assert lease(batches, queue=other) == []
     nack(batches, third, queue=other, delay_seconds=0)
     assert payloads(lease(batches, 10, queue=other)) == [b"1", b"3", b"4"]
 
@@ -253,13 +288,13 @@ def test_a_purge_of_leased_messages_opens_their_group(batches: Database) -> None
     assert payloads(lease(batches, 10)) == [b"4"]
 
 
-def test_a_late_ack_of_a_message_that_waits_behind_its_group_leaves_it_locked(batches: Database) -> None:
+def test_a_late_ack_of_a_message_that_waits_behind_its_group_leaves_it_waiting(batches: Database) -> None:
     put(batches, b"1", b"2", b"3", group="a")
     first, second = lease(batches, 2)
-    change(batches, first, 0)
-    batches.transact(queues.ack, JOBS, proof(first), late=True)
+    change(batches, second, 0)
+    batches.transact(queues.ack, JOBS, proof(second), late=True)
     assert lease(batches) == []
-    ack(batches, second)
+    ack(batches, first)
     assert payloads(lease(batches, 10)) == [b"3"]
 
 
@@ -307,9 +342,9 @@ def test_a_group_leaves_nothing_behind(batches: Database) -> None:
     assert batches.read(lambda tx: tx.scan(*queues.keys_of(JOBS).head.range(), limit=1)) == []
 
 
-def test_messages_of_a_group_in_several_leases_lock_it_together(batches: Database, clock: ManualClock) -> None:
-    put(batches, b"1", group="a", visibility_seconds=5)
-    put(batches, b"2", group="a", visibility_seconds=20)
+def test_messages_of_a_group_in_several_leases_hold_it_together(batches: Database, clock: ManualClock) -> None:
+    put(batches, b"1", group="a", visibility_seconds=20)
+    put(batches, b"2", group="a", visibility_seconds=5)
     put(batches, b"3", group="a")
     assert len(lease(batches, 2)) == 2
     clock.advance_ms(5_000)
@@ -448,6 +483,75 @@ def test_a_lease_that_has_ended_does_not_change(database: Database, clock: Manua
             change(database, message, 60)
         process_due(database)
     assert stats(database).ready == 1
+
+
+def change_late(database: Database, message: StoredMessage, seconds: float) -> StoredMessage:
+    wanted = [VisibilityChange(proof(message), seconds)]
+    (answer,) = database.transact(queues.change_visibility, JOBS, wanted, late_owner="ada")
+    if isinstance(answer, StoredMessage):
+        return answer
+    raise answer
+
+
+@pytest.mark.parametrize("is_processed", [False, True], ids=["before the end is processed", "after that"])
+def test_a_lease_that_has_ended_changes_for_a_late_owner(
+    database: Database, clock: ManualClock, is_processed: bool
+) -> None:
+    set_policy(database, retry_delay_seconds=0.0)
+    put(database, b"1")
+    message = lease_one(database)
+    clock.advance_ms(30_000)
+    if is_processed:
+        process_due(database)
+    assert change_late(database, message, 60).due_ms == clock.now_ms() + 60_000
+    assert (stats(database).leased, stats(database).ready) == (1, 0)
+    clock.advance_ms(59_999)
+    assert lease(database) == []
+    assert change(database, message, 1).attempts == 1  # It is leased as before.
+    clock.advance_ms(1_000)
+    assert lease_one(database).attempts == 2
+
+
+def test_a_late_owner_gets_no_message_that_another_consumer_has(database: Database, clock: ManualClock) -> None:
+    set_policy(database, retry_delay_seconds=0.0)
+    put(database, b"1")
+    message = lease_one(database)
+    clock.advance_ms(30_000)
+    again = lease_one(database)
+    with pytest.raises(QueueMessageLeaseMismatch):
+        change_late(database, message, 0)
+    ack(database, again)
+    with pytest.raises(QueueMessageLeaseMismatch):
+        change_late(database, message, 60)
+    assert (stats(database).leased, stats(database).ready) == (0, 0)
+
+
+def test_a_message_that_is_leased_again_to_a_late_owner_holds_its_group(batches: Database, clock: ManualClock) -> None:
+    put(batches, b"1", b"2", b"3", group="a")
+    first, second = lease(batches, 2)
+    change(batches, first, 40)
+    clock.advance_ms(30_000)
+    process_due(batches)  # The second one waits for the first one.
+    change_late(batches, second, 60)
+    clock.advance_ms(10_000)
+    (again,) = lease(batches, 10)
+    assert again.payload == b"1"
+    ack(batches, again)
+    assert lease(batches) == []
+    ack(batches, second)
+    assert payloads(lease(batches, 10)) == [b"3"]
+
+
+def test_a_late_owner_can_return_a_message_at_once(database: Database, clock: ManualClock) -> None:
+    set_policy(database, retry_delay_seconds=0.0)
+    put(database, b"1")
+    message = lease_one(database)
+    clock.advance_ms(30_000)
+    process_due(database)
+    wanted = [VisibilityChange(proof(message), seconds) for seconds in (60, 0)]
+    database.transact(queues.change_visibility, JOBS, wanted, late_owner="ada")
+    assert (stats(database).leased, stats(database).ready) == (0, 1)
+    assert lease_one(database).attempts == 2
 
 
 @pytest.mark.parametrize("seconds", [-0.001, 43_200.001, float("nan")])

@@ -170,7 +170,8 @@ def extend(tx: Transaction, request: ExtendMessages) -> Outcomes:
 @transaction
 def change_visibility(tx: Transaction, request: ChangeVisibility) -> Outcomes:
     _check_count(len(request.changes))
-    return _leased(queues.change_visibility(tx, queue_key(request), request.changes))
+    answers = queues.change_visibility(tx, queue_key(request), request.changes, late_owner=request.late_owner)
+    return _leased(answers)
 
 
 @transaction

@@ -143,6 +143,7 @@ STRUCT_FIELDS: Final[dict[tuple[str, str], dict[str, Any]]] = {
     ("QueuePolicy", "result_ttl_seconds"): _RETENTION,
     ("ExtendMessages", "seconds"): _VISIBILITY,
     ("ChangeVisibility", "changes"): _BATCH,
+    ("ChangeVisibility", "late_owner"): {"maxLength": limits.OWNER_BYTES_MAX},
     ("QueuePolicy", "rate_per_second"): between(0.001, 1_000_000),
     ("AppendEntries", "entries"): {"minItems": 1, "maxItems": limits.BATCH_ENTRIES_MAX},
     ("AppendEntries", "expected_head"): COUNT,

@@ -601,7 +601,8 @@ class VisibilityChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ChangeVisibility(Request[Outcomes], frozen=True, tag="queues.change_visibility"):
     """Let leases end sooner or later than they would, or now; an outcome for each.
 
-    A message that returns to the queue does not count as failed, and keeps its place in its group.
+    A message that returns to the queue does not count as failed, and keeps its place in its group. With a `late_owner`,
+    a lease that has ended is granted again to that owner, as long as its message waits and was not delivered again.
     """
 
     operation = Operation(atomic=True)
@@ -609,6 +610,7 @@ class ChangeVisibility(Request[Outcomes], frozen=True, tag="queues.change_visibi
     queue: str
     changes: list[VisibilityChange]
     universe: str = UNIVERSE
+    late_owner: str = ""
 
     @property
     def leases(self) -> list[MessageLease]:

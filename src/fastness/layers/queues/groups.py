@@ -1,39 +1,43 @@
 """Message groups: their messages are delivered in order, one at a time, or those of one receive together.
 
-    "h", group  ->  head | front                    the head is ready, delayed or leased; all others are blocked
-                    front | leased … | _BATCH       some messages of one receive are leased; all others are blocked
+    "h", group  ->  head | leased … | front     the head is ready, delayed, or leased; all others that wait are blocked
 
 Only the head of a group can be ready, so consumers of other groups do not see the rest. With `group_batches` of the
-policy, a receive that takes the head leases the next messages of the group with it. They lock the group: whatever
-becomes of one of them, no other message of the group is delivered before the last of them is settled, has expired or
-was returned. A message that was returned waits as blocked until then. Ids are in the order of puts, so it is delivered
-again before all later ones.
+policy, a receive that takes the head leases the next messages of the group with it. Then the group has no head, and its
+record names the leased messages. No message is delivered while one before it is leased, so what is after the first
+leased message waits until that is settled, has expired or was returned. A message that was returned becomes the head
+again if no leased one is before it: it is delivered at once, although later ones are still leased. Ids are in the order
+of puts.
 
-A lock names the messages, not their number: a message that leaves the queue need not know whether it was leased.
-Only receives read the policy. A policy that changes applies to the next receive, and what is leased stays locked.
+The record names the messages, not their number: a message that leaves the queue need not know whether it was leased.
+Only receives read the policy. A policy that changes applies to the next receive, and what is leased stays in order.
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from fastness.layers.queues import key_flow, locations
 from fastness.layers.queues.counters import QueueTransaction
 from fastness.wire.stored_messages import ID_BYTES, StoredHead, StoredMessage, decode, encode
 
-_BATCH: Final = b"\x00\x01"  # Ends the record of a locked group. Other records are two ids, or a byte longer.
+_NO_HEAD: Final = bytes(ID_BYTES)
+
+
+class _Group(NamedTuple):
+    """The record of a group."""
+
+    head: bytes  # The message that is next, or was delivered alone; `_NO_HEAD`: there is none.
+    leased: Sequence[bytes]  # Messages that were delivered together with others.
+    front: bytes  # No blocked message is before it: an id, or an id and another byte.
 
 
 def enter(queue_tx: QueueTransaction, message: StoredMessage, group: str, *, newest: bool) -> None:
     """Store a message of a group: as its head, or as blocked."""
     tx, keys = queue_tx.tx, queue_tx.keys
-    head_key = keys.head.key(group)
-    stored = tx.get(head_key)
-    if stored is None:
-        tx.put(head_key, _head_record(message.id))
-        place(queue_tx, message, newest=newest)
-        return
-    is_locked = _is_locked(stored)
-    if not is_locked and stored[:ID_BYTES] == message.id:
+    found = _find(queue_tx, group)
+    if found is None or found.head == message.id:
+        if found is None:
+            _save(queue_tx, group, _only(message.id))
         place(queue_tx, message, newest=newest)
         return
     # As a duration, too: the clock may be set back before it becomes the head. Without a delay, no time to wait for.
@@ -43,16 +47,9 @@ def enter(queue_tx: QueueTransaction, message: StoredMessage, group: str, *, new
     tx.put(keys.waiting_key(message), encode(message))
     locations.set_group(queue_tx, message.id, group)
     queue_tx.counters.blocked += 1
-    if not is_locked:
-        if message.id < stored[ID_BYTES:]:  # A redriven dead letter sorts before messages that already left.
-            tx.put(head_key, stored[:ID_BYTES] + message.id)
-        return
-    front, leased = _lock_of(stored)
-    is_returned = message.id in leased
-    if is_returned:
-        leased.remove(message.id)
-    if is_returned or message.id < front:
-        _save_lock(queue_tx, group, min(front, message.id), leased)
+    if message.id in found.leased or message.id < found.front:  # It was returned, or redriven: later ones have left.
+        leased = [id for id in found.leased if id != message.id]
+        _go_on(queue_tx, group, _Group(found.head, leased, min(found.front, message.id)))
 
 
 def place(queue_tx: QueueTransaction, message: StoredMessage, *, newest: bool) -> None:
@@ -69,33 +66,33 @@ def advance_group(queue_tx: QueueTransaction, message: StoredMessage) -> None:
     """Let the group of a message go on, because `message` leaves the queue."""
     if message.group is None or message.origin is not None:
         return
-    stored = queue_tx.tx.get(queue_tx.keys.head.key(message.group))
-    if stored is None:
+    found = _find(queue_tx, message.group)
+    if found is None:
         return
-    if not _is_locked(stored):
-        if stored[:ID_BYTES] == message.id:
-            _make_head(queue_tx, message.group, stored[ID_BYTES:])
-        return
-    front, leased = _lock_of(stored)
-    if message.id in leased:
-        leased.remove(message.id)
-        _save_lock(queue_tx, message.group, front, leased)
+    if found.head == message.id:
+        _go_on(queue_tx, message.group, found._replace(head=_NO_HEAD))
+    elif message.id in found.leased:
+        leased = [id for id in found.leased if id != message.id]
+        _go_on(queue_tx, message.group, found._replace(leased=leased))
 
 
 def take_followers(queue_tx: QueueTransaction, head: StoredHead, limit: int) -> list[bytes]:
     """Take out the blocked messages that may be leased with the head of their group, in order, at most `limit`.
 
-    The caller leases them and calls `lock`, or removes them. Messages with keys are delivered alone, as the limits of
-    the keys say.
+    The caller leases them and calls `lease_together`, or removes them. Messages with keys are delivered alone, as the
+    limits of the keys say.
     """
     tx, keys, counters = queue_tx.tx, queue_tx.keys, queue_tx.counters
     if head.group is None or head.key is not None or limit < 1 or (not tx.writer and counters.blocked < 1):
         return []
-    stored = tx.get(keys.head.key(head.group))
-    if stored is None or _is_locked(stored) or stored[:ID_BYTES] != head.id:
+    group = _find(queue_tx, head.group)
+    if group is None or group.head != head.id:
         return []
+    begin, end = keys.group_range(head.group, group.front)
+    if group.leased:  # What is after them waits for them.
+        end = keys.group_range(head.group, min(group.leased))[0]
     found: list[bytes] = []
-    for key, value in tx.scan(*keys.group_range(head.group, stored[ID_BYTES:]), limit=limit):
+    for key, value in tx.scan(begin, end, limit=limit) if begin < end else ():
         follower = decode(value)
         # One that is older than the head was redriven or moved meanwhile. It is delivered after the head, not with it.
         if follower.key is not None or follower.due_ms > tx.now_ms or follower.id < head.id:
@@ -107,46 +104,56 @@ def take_followers(queue_tx: QueueTransaction, head: StoredHead, limit: int) -> 
     return found
 
 
-def lock(queue_tx: QueueTransaction, group: str, leased: Sequence[bytes]) -> None:
-    """Lock a group until all of these messages, which are leased together, have left their leases."""
-    _save_lock(queue_tx, group, leased[-1], leased)
+def lease_together(queue_tx: QueueTransaction, group: str, leased: Sequence[bytes]) -> None:
+    """Note that the head of a group was leased together with the messages after it."""
+    found = _find(queue_tx, group)
+    others = () if found is None else found.leased
+    _save(queue_tx, group, _Group(_NO_HEAD, [*others, *leased], leased[-1]))
 
 
-def _make_head(queue_tx: QueueTransaction, group: str, front: bytes) -> None:
-    """Make the first blocked message of a group its head. None of them is before `front`."""
+def lease_again(queue_tx: QueueTransaction, message: StoredMessage) -> None:
+    """Note that a message that waited, and was taken out, is leased again."""
+    found = None if message.group is None or message.origin is not None else _find(queue_tx, message.group)
+    if found is not None and message.group is not None and found.head != message.id:
+        _save(queue_tx, message.group, found._replace(leased=[*found.leased, message.id]))
+
+
+def _go_on(queue_tx: QueueTransaction, group: str, found: _Group) -> None:
+    """Save what is left of a group. Its first blocked message becomes the head, unless one before it is leased."""
     tx, keys = queue_tx.tx, queue_tx.keys
-    head_key = keys.head.key(group)
-    blocked = tx.scan(*keys.group_range(group, front), limit=1)
-    if not blocked:
-        tx.delete(head_key)
+    first_leased = min(found.leased, default=None)
+    if found.head != _NO_HEAD or (first_leased is not None and first_leased <= found.front):
+        _save(queue_tx, group, found)
         return
-    key, value = blocked[0]
-    tx.delete(key)
-    queue_tx.counters.blocked -= 1
-    successor = decode(value)
-    locations.clear(queue_tx, successor.id)
-    successor.due_ms = min(successor.due_ms, tx.now_ms + successor.delayed_for_ms)
-    tx.put(head_key, _head_record(successor.id))
-    place(queue_tx, successor, newest=False)
-
-
-def _head_record(id: bytes) -> bytes:
-    return id + id + b"\x00"  # The scan for its successor starts after it.
-
-
-def _is_locked(stored: bytes) -> bool:
-    return len(stored) % ID_BYTES == len(_BATCH)
-
-
-def _lock_of(stored: bytes) -> tuple[bytes, list[bytes]]:
-    """The front of a locked group, and the messages that are leased."""
-    ids = [stored[begin : begin + ID_BYTES] for begin in range(0, len(stored) - len(_BATCH), ID_BYTES)]
-    return ids[0], ids[1:]
-
-
-def _save_lock(queue_tx: QueueTransaction, group: str, front: bytes, leased: Sequence[bytes]) -> None:
-    """Write which messages of a group are leased. If none is, the group goes on."""
-    if leased:
-        queue_tx.tx.put(queue_tx.keys.head.key(group), front + b"".join(leased) + _BATCH)
+    begin, end = keys.group_range(group, found.front)
+    blocked = tx.scan(begin, end, limit=1)
+    successor = decode(blocked[0][1]) if blocked else None
+    if successor is not None and (first_leased is None or successor.id < first_leased):
+        tx.delete(blocked[0][0])
+        queue_tx.counters.blocked -= 1
+        locations.clear(queue_tx, successor.id)
+        successor.due_ms = min(successor.due_ms, tx.now_ms + successor.delayed_for_ms)
+        _save(queue_tx, group, _only(successor.id)._replace(leased=found.leased))
+        place(queue_tx, successor, newest=False)
+    elif first_leased is not None:
+        _save(queue_tx, group, found._replace(front=first_leased))  # None of the blocked messages is before it.
     else:
-        _make_head(queue_tx, group, front)
+        tx.delete(keys.head.key(group))
+
+
+def _only(head: bytes) -> _Group:
+    """A group in which nothing else is leased, and no blocked message is before the head."""
+    return _Group(head, (), head + b"\x00")
+
+
+def _find(queue_tx: QueueTransaction, group: str) -> _Group | None:
+    stored = queue_tx.tx.get(queue_tx.keys.head.key(group))
+    if stored is None:
+        return None
+    end = (len(stored) // ID_BYTES - 1) * ID_BYTES
+    leased = [stored[begin : begin + ID_BYTES] for begin in range(ID_BYTES, end, ID_BYTES)]
+    return _Group(stored[:ID_BYTES], leased, stored[end:])
+
+
+def _save(queue_tx: QueueTransaction, group: str, found: _Group) -> None:
+    queue_tx.tx.put(queue_tx.keys.head.key(group), found.head + b"".join(found.leased) + found.front)

@@ -317,7 +317,7 @@ def _take_followers(
         taken.append(stored)
         has_jobs = has_jobs or head.job is not None
     if len(heads) > begin + 1:
-        groups.lock(queue_tx, group, [head.id for head in heads[begin:]])
+        groups.lease_together(queue_tx, group, [head.id for head in heads[begin:]])
     return has_jobs, removed
 
 

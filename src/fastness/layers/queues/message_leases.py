@@ -11,8 +11,8 @@ marks a message as acknowledged; the last one removes the lease. A message that 
 leaves the lease. When the lease ends, everything that is left in it expires.
 
 A lease is identified by when it was first to end and by its first message, so it is found without an index. A message
-in it is identified by its position: `lease_ref` is the lease and that position. A message that was extended alone has
-a lease of its own, identified by the same `lease_ref`.
+in it is identified by its position: `lease_ref` is the lease and that position. A message that was extended alone, or
+leased again after its lease had ended, has a lease of its own, identified by the same `lease_ref`.
 """
 
 import struct
@@ -32,6 +32,7 @@ from fastness.wire.stored_messages import (
     StoredHead,
     StoredMessage,
     decode,
+    encode,
     format_id,
     format_lease_id,
     parse_id,
@@ -229,25 +230,15 @@ class HeldLease:
         tx, keys, record = queue_tx.tx, queue_tx.keys, self.record
         stored = self.stored(position)
         self.left |= 1 << position
-        is_inline = len(stored) <= LEASE_INLINE_BYTES_MAX
-        own = HeldLease(
-            tx,
-            keys,
-            self.ref(position),
-            msgspec.structs.replace(
-                record,
-                fence=record.fence_at(position),
-                fences=[],
-                attempt=record.attempt_at(position),
-                attempts=[],
-                ids=record.id_at(position),
-                ends=_END.pack(len(stored)),
-                content=stored if is_inline else None,
-            ),
-            content=stored,
+        record = msgspec.structs.replace(
+            record,
+            fence=record.fence_at(position),
+            fences=[],
+            attempt=record.attempt_at(position),
+            attempts=[],
+            ids=record.id_at(position),
         )
-        if not is_inline:
-            tx.put(keys.contents + own.id, stored)
+        own = _of_one(tx, keys, self.ref(position), record, stored)
         own.move(queue_tx, due_ms)
 
     def _acked_messages(self) -> _Acked:
@@ -310,6 +301,41 @@ def grant(
     return held
 
 
+def grant_again(queue_tx: QueueTransaction, message: StoredMessage, ref: bytes, *, owner: str) -> HeldLease:
+    """Lease a message that waited, and was taken out, with the `lease_ref` and the fence of its last delivery.
+
+    The lease ends now: the caller moves its end.
+    """
+    tx = queue_tx.tx
+    record = LeaseRecord(
+        owner,
+        txn_id=None,
+        leased_ms=tx.now_ms,
+        due_ms=tx.now_ms,
+        lasts_ms=0,
+        with_state=False,
+        is_plain=False,
+        fence=message.fence,
+        fences=_NONE,
+        attempt=message.attempts,
+        attempts=_NONE,
+        ids=message.id,
+        ends=b"",
+        content=None,
+    )
+    queue_tx.counters.leased += 1
+    return _of_one(tx, queue_tx.keys, ref, record, encode(message))
+
+
+def _of_one(tx: Transaction, keys: QueueKeys, ref: bytes, record: LeaseRecord, stored: bytes) -> HeldLease:
+    """A lease of one message that is identified by its `lease_ref`. The caller moves its end, which writes it."""
+    is_inline = len(stored) <= LEASE_INLINE_BYTES_MAX
+    if not is_inline:
+        tx.put(keys.contents + ref, stored)
+    record = msgspec.structs.replace(record, ends=_END.pack(len(stored)), content=stored if is_inline else None)
+    return HeldLease(tx, keys, ref, record, content=stored)
+
+
 def _if_different(values: list[int]) -> list[int]:
     return values if any(value != values[0] for value in values) else _NONE
 
@@ -350,6 +376,10 @@ class HeldLeases:
         if id not in loaded:
             loaded[id] = load(self._queue_tx.tx, self._queue_tx.keys, id)
         return loaded[id]
+
+    def add(self, held: HeldLease) -> None:
+        """Let `find` and `load` find a lease that was granted in this transaction."""
+        self._loaded[held.id] = held
 
     def change(self, held: HeldLease) -> None:
         """Let `save` write the lease."""

@@ -16,10 +16,12 @@ from typing import Any
 
 from fastness.errors import FastnessError, InvalidArgument, MessageCancelled, QueueMessageLeaseMismatch
 from fastness.kv import Transaction
+from fastness.layers.leases import check_owner
 from fastness.layers.queues import (
     by_id,
     dead_letters,
     failures,
+    groups,
     key_flow,
     message_leases,
     outcomes,
@@ -383,14 +385,19 @@ def _extend(queue_tx: QueueTransaction, held: HeldLease, positions: set[int], du
 
 
 def change_visibility(
-    tx: Transaction, queue: QueueKey, changes: Sequence[VisibilityChange]
+    tx: Transaction, queue: QueueKey, changes: Sequence[VisibilityChange], *, late_owner: str = ""
 ) -> list[StoredMessage | FastnessError]:
     """Let leases end at other times, sooner or later; returns each message as it is now, or why it was refused.
 
     With 0 seconds the message returns to the queue at once, without counting a failure. Its group goes on as after a
     nack. If a message is named several times, the last change counts. Unlike `extend`, a lease that has ended is
     refused also before the end was processed: what a call does must not depend on when that happens.
+
+    With a `late_owner`, a lease that has ended is changed, too, as long as its message waits and was not delivered
+    again: the message is leased to that owner until the new end. One with job options or a workflow state is refused.
     """
+    if late_owner:
+        check_owner(late_owner, None)
     queue_tx = QueueTransaction(tx, queue)
     held_leases = HeldLeases(queue_tx)
     answers: list[StoredMessage | FastnessError] = []
@@ -398,8 +405,11 @@ def change_visibility(
     for change in changes:
         try:
             lasts_ms = _checked_lasts_ms(change.seconds)
-            held, position = _unsettled(queue_tx, held_leases.find(change.lease), change.lease)
-            if tx.now_ms >= held.record.due_ms:
+            found = held_leases.find(change.lease)
+            if found is None and late_owner:
+                found = _lease_again(queue_tx, held_leases, change.lease, late_owner)
+            held, position = _unsettled(queue_tx, found, change.lease)
+            if tx.now_ms >= held.record.due_ms and not late_owner:
                 raise lease_mismatch(change.lease)
         except (InvalidArgument, QueueMessageLeaseMismatch) as error:
             answers.append(error)
@@ -417,6 +427,21 @@ def change_visibility(
     if changed:
         queue_tx.save()
     return answers
+
+
+def _lease_again(
+    queue_tx: QueueTransaction, held_leases: HeldLeases, proof: MessageLease, owner: str
+) -> tuple[HeldLease, int] | None:
+    """Lease a message that waits again since the lease of its last delivery ended; None if there is none."""
+    id, ref = message_leases.ref_of(proof)
+    found = by_id.find_waiting(queue_tx, id)
+    if found is None or found.message.fence != proof.fence or found.message.job is not None or found.message.stateful:
+        return None
+    message = by_id.take(queue_tx, found)
+    groups.lease_again(queue_tx, message)
+    held = message_leases.grant_again(queue_tx, message, ref, owner=owner)
+    held_leases.add(held)
+    return held, 0
 
 
 def _checked_lasts_ms(seconds: float) -> int:
