@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from celery import Celery
+from celery.exceptions import Reject
 
 app = Celery("tests")
 app.conf.update(json.loads(os.environ["CELERY_TESTS"]))
@@ -50,6 +51,19 @@ def hold(line: str, release: str) -> str:
     ran(f"{line} in {os.getpid()}")
     while not Path(release).exists():
         time.sleep(0.05)
+    return line
+
+
+@app.task(acks_late=True)
+def give_back(line: str, release: str) -> str:
+    """Runs until the file `release` exists. The first run gives the task back then."""
+    ran(line)
+    while not Path(release).exists():
+        time.sleep(0.05)
+    given_back = Path(f"{release}.given-back")
+    if not given_back.exists():
+        given_back.touch()
+        raise Reject("another worker may run it", requeue=True)
     return line
 
 

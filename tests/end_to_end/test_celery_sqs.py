@@ -126,6 +126,21 @@ def test_a_task_of_a_killed_worker_runs_again(workers: celery_workers.Workers, b
     workers.wait(lambda: broker.counts() == (0, 0), broker.counts)
 
 
+def test_a_task_that_is_rejected_after_its_visibility_timeout_runs_again(
+    workers: celery_workers.Workers, broker: Broker, tmp_path: Path
+) -> None:
+    worker = workers.start(concurrency=1)
+    release = tmp_path / "release"
+    given_back = workers.tasks.give_back.delay("given back", str(release))
+    workers.wait(lambda: len(workers.runs()) == 1)
+    workers.wait(lambda: broker.counts() == (1, 0), broker.counts)  # While it has one, the worker takes no other.
+    release.touch()
+    assert given_back.get(timeout=SECONDS_MAX) == "given back"
+    assert workers.runs() == ["given back"] * 2
+    assert worker.poll() is None
+    workers.wait(lambda: broker.counts() == (0, 0), broker.counts)
+
+
 @pytest.mark.rotating
 def test_a_chord_whose_last_part_is_killed_sends_its_body_once(workers: celery_workers.Workers, tmp_path: Path) -> None:
     killed = workers.start(concurrency=2)

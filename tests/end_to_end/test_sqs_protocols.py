@@ -141,7 +141,7 @@ class Json(Protocol):
     def check_error(self, answer: Answer) -> tuple[str, str]:
         assert answer.headers["content-type"] == "application/x-amz-json-1.0"
         body = json.loads(answer.body)
-        assert set(body) == {"__type", "message"}, answer
+        assert {"__type", "message"} <= set(body) <= {"__type", "message", "hint"}, answer
         namespace, _, name = body["__type"].rpartition("#")
         assert namespace == "com.amazonaws.sqs" if name in MODELLED else namespace.startswith("com.amazon"), answer
         code, _, fault = answer.headers["x-amzn-query-error"].partition(";")
@@ -394,15 +394,6 @@ def _purged_recently(protocol: Protocol) -> Call:
     return "PurgeQueue", {"QueueUrl": url}
 
 
-def _not_in_flight(protocol: Protocol) -> Call:
-    url = new_queue(protocol)
-    protocol.call("SendMessage", QueueUrl=url, MessageBody="x")
-    [message] = receive(protocol, url)
-    change = {"QueueUrl": url, "ReceiptHandle": message["ReceiptHandle"]}
-    protocol.call("ChangeMessageVisibility", **change, VisibilityTimeout=0)
-    return "ChangeMessageVisibility", {**change, "VisibilityTimeout": 10}
-
-
 def _too_many_permissions(protocol: Protocol) -> Call:
     url = new_queue(protocol)
     for number in range(20):
@@ -411,15 +402,9 @@ def _too_many_permissions(protocol: Protocol) -> Call:
     return "AddPermission", {"QueueUrl": url, "Label": "x", "AWSAccountIds": ["1" * 12], "Actions": ["SendMessage"]}
 
 
-def _move_is_running(protocol: Protocol) -> Call:
-    dead = new_queue(protocol)
-    arn = arn_of(protocol, dead)
-    url = new_queue(protocol, VisibilityTimeout="0", RedrivePolicy={"deadLetterTargetArn": arn, "maxReceiveCount": 1})
-    protocol.call(_batch(url, *"abcde")[0], **_batch(url, *"abcde")[1])
-    for _ in range(2):
-        receive(protocol, url)
-    protocol.call("StartMessageMoveTask", SourceArn=arn, MaxNumberOfMessagesPerSecond=1)
-    return "StartMessageMoveTask", {"SourceArn": arn}
+def _list_value(protocol: Protocol) -> Call:
+    attributes = {"list": {"DataType": "String", "StringValue": "a", "StringListValues": ["a"]}}
+    return "SendMessage", {"QueueUrl": new_queue(protocol), "MessageBody": "x", "MessageAttributes": attributes}
 
 
 PROVOKED: dict[str, Callable[[Protocol], Call]] = {
@@ -440,7 +425,6 @@ PROVOKED: dict[str, Callable[[Protocol], Call]] = {
         "SendMessage",
         {"QueueUrl": new_queue(protocol), "MessageBody": "\x01"},
     ),
-    "MessageNotInflight": _not_in_flight,
     "OverLimit": _too_many_permissions,
     "PurgeQueueInProgress": _purged_recently,
     "QueueDeletedRecently": _deleted_recently,
@@ -455,11 +439,12 @@ PROVOKED: dict[str, Callable[[Protocol], Call]] = {
         {"SourceArn": "arn:aws:sqs:us-east-1:000000000000:absent"},
     ),
     "TooManyEntriesInBatchRequest": lambda protocol: _batch(new_queue(protocol), *"abcdefghijk"),
-    "UnsupportedOperation": _move_is_running,
+    "UnsupportedOperation": _list_value,
 }
 SIGNED = {"RequestThrottled"}  # By a request that is sent again, which needs signatures.
-# Of accounts and encryption keys that there are not, and one that is deprecated.
+# Of accounts and encryption keys that there are not, one that is deprecated, and one that AWS does not answer either.
 NEVER = {
+    "MessageNotInflight",
     "InvalidIdFormat",
     "InvalidSecurity",
     "KmsAccessDenied",

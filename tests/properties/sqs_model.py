@@ -34,7 +34,7 @@ class Message:
     visible_ms: int  # The end of its delay, or of its visibility timeout.
     receives: int = 0
     first_received_ms: int | None = None
-    handle: str | None = None  # Of the last receive.
+    handles: list[str] = field(default_factory=list)  # Of its receives; the last one counts.
     is_dead: bool = False  # A dead letter. Those of Fastness do not wait for others of their group.
     is_in_flight: bool = False  # It was received, and neither deleted nor returned. Its timeout may have ended.
 
@@ -106,6 +106,7 @@ class SqsModel:
             raise Refused("PurgeQueueInProgress")
         queue.purged_ms = self.now_ms
         queue.messages.clear()
+        queue.sent.clear()
         queue.expired = 0
 
     def names(self, prefix: str) -> list[str]:
@@ -179,11 +180,13 @@ class SqsModel:
         return self._by_handle(self._queue(name), handle) is not None
 
     def change_visibility(self, name: str, handle: str, seconds: int) -> None:
+        """Hide a message, also one that is visible again. An older handle is accepted without an effect."""
         queue = self._queue(name)
+        if not any(handle in message.handles for message in queue.messages):
+            raise Refused("InvalidParameterValue")
         message = self._by_handle(queue, handle)
-        if message is None or not self._is_invisible(message):
-            raise Refused("MessageNotInflight")
-        message.visible_ms = self.now_ms + seconds * 1_000
+        if message is not None:
+            message.visible_ms = self.now_ms + seconds * 1_000
 
     def advance(self, ms: int) -> None:
         """Move the clock, and forget the messages that are older than the retention of their queues."""
@@ -208,10 +211,8 @@ class SqsModel:
                 assert message.group is not None
                 groups.setdefault(message.group, []).append(message)
         for messages in groups.values():
-            if any(self._is_invisible(message) for message in messages):
-                continue
             ready = []
-            for message in messages:  # A delayed message blocks the later ones of its group.
+            for message in messages:  # One that is delayed or in flight blocks the later ones of its group.
                 if message.visible_ms > self.now_ms:
                     break
                 ready.append(message)
@@ -224,7 +225,8 @@ class SqsModel:
 
     def _dead_letter(self, queue: Queue, message: Message, target: Queue) -> None:
         queue.messages.remove(message)
-        message.is_in_flight, message.handle, message.receives, message.is_dead = False, None, 0, True
+        message.is_in_flight, message.receives, message.is_dead = False, 0, True
+        message.handles.clear()
         message.visible_ms = self.now_ms
         if target.is_fifo:
             message.sent_ms = self.now_ms
@@ -232,7 +234,7 @@ class SqsModel:
         self.expire(target)
 
     def _by_handle(self, queue: Queue, handle: str) -> Message | None:
-        return next((message for message in queue.messages if message.handle == handle), None)
+        return next((message for message in queue.messages if message.handles[-1:] == [handle]), None)
 
     def _queue(self, name: str) -> Queue:
         if name not in self.queues:

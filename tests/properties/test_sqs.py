@@ -247,9 +247,10 @@ class SqsMachine(RuleBasedStateMachine):
         assert [each["MessageId"] for each in received] == [each.id for each in expected]
         for ours, message in zip(received, expected, strict=True):
             self.check_message(ours, message, name)
-            message.handle = ours["ReceiptHandle"]
-            assert (name, message.handle) not in self.handles
-            self.handles.append((name, message.handle))
+            handle = ours["ReceiptHandle"]
+            assert (name, handle) not in self.handles
+            message.handles.append(handle)
+            self.handles.append((name, handle))
 
     @rule(
         body=BODIES,
@@ -335,8 +336,19 @@ class SqsMachine(RuleBasedStateMachine):
                 VisibilityTimeout=seconds,
             ),
             lambda: self.model.change_visibility(name, handle, seconds),
-            same=STALE,
         )
+
+    @rule(count=st.integers(2, 10), choice=st.integers(0, 9), seconds=SECONDS, advanced=st.sampled_from([0, 5, 40]))
+    def change_one_of_several(self, count: int, choice: int, seconds: int, advanced: int) -> None:
+        """Receive messages, let one be visible sooner, later or again, and receive what is visible then."""
+        before = len(self.handles)
+        self.receive(dead=False, count=count, visibility=40)
+        received = len(self.handles) - before
+        if received:
+            self.advance(advanced)
+            self.sweep(self.jobs)  # Messages that are too old are gone.
+            self.change_visibility(before + choice % received, recent=False, seconds=seconds)
+            self.receive(dead=False, count=10, visibility=5)
 
     def is_free(self, name: str, handle: str) -> bool:
         """Whether SQS may accept or refuse a delete: an old handle of a FIFO queue."""
@@ -377,6 +389,14 @@ class SqsMachine(RuleBasedStateMachine):
             lambda: self.call("PurgeQueue", QueueUrl=self.queue_url(self.jobs)),
             lambda: self.model.purge(self.jobs),
         )
+
+    @rule(body=BODIES, group=st.sampled_from("abc"), deduplication=st.sampled_from("123"))
+    def send_again_after_a_purge(self, body: str, group: str, deduplication: str) -> None:
+        """The second message is a new one."""
+        self.send(body, 0, group, deduplication)
+        self.purge()
+        self.send(body, 0, group, deduplication)
+        self.receive(dead=False, count=10, visibility=0)
 
     @rule(again=st.booleans())
     def delete_queue(self, again: bool) -> None:

@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from fastness.errors import FastnessError, NotAllowed
@@ -285,6 +286,7 @@ async def test_system_attributes_are_returned_if_they_are_asked_for(sqs: Client,
     [
         (["All"], {"bar.one", "bar.two", "foo"}),
         ([".*"], {"bar.one", "bar.two", "foo"}),
+        (["*"], {"bar.one", "bar.two", "foo"}),
         (["bar.*"], {"bar.one", "bar.two"}),
         (["foo", "absent"], {"foo"}),
         (["absent"], set()),
@@ -466,20 +468,62 @@ async def test_visibility_can_be_longer_or_shorter_and_end_at_once(sqs: Client, 
     assert await sqs.bodies() == ["x"]
 
 
-async def test_the_visibility_of_a_message_that_is_not_in_flight_cannot_change(sqs: Client, clock: ManualClock) -> None:
+@pytest.mark.parametrize("queue", ["orders", "o.fifo"])
+async def test_a_message_that_is_visible_again_can_be_hidden_by_its_old_handle(
+    ordered: Client, clock: ManualClock, queue: str
+) -> None:
+    await ordered.send("x", queue, **(fifo("a", "1") if queue == "o.fifo" else {}))
+    [message] = await ordered.receive(queue=queue, VisibilityTimeout=1)
+    clock.advance_ms(1_000)
+    handle = message["ReceiptHandle"]
+    await ordered("ChangeMessageVisibility", queue, ReceiptHandle=handle, VisibilityTimeout=10)
+    assert await ordered.attribute("ApproximateNumberOfMessagesNotVisible", queue) == "1"
+    clock.advance_ms(9_999)
+    assert await ordered.bodies(queue) == []
+    await ordered("DeleteMessage", queue, ReceiptHandle=handle)
+    clock.advance_ms(1)
+    assert await ordered.bodies(queue) == []
+
+
+async def test_a_message_that_was_received_again_keeps_its_timeout_from_an_older_handle(
+    sqs: Client, clock: ManualClock
+) -> None:
     await sqs.send("x")
     [message] = await sqs.receive(VisibilityTimeout=1)
     clock.advance_ms(1_000)
-    [again] = await sqs.receive()
-
-    async def change(message: Output, seconds: int = 10) -> str:
+    [again] = await sqs.receive(VisibilityTimeout=10)
+    for seconds in (0, 100):
         handle = message["ReceiptHandle"]
-        return await sqs.refused("ChangeMessageVisibility", ReceiptHandle=handle, VisibilityTimeout=seconds)
+        await sqs("ChangeMessageVisibility", ReceiptHandle=handle, VisibilityTimeout=seconds)
+        found = await sqs(
+            "ChangeMessageVisibilityBatch",
+            Entries=[{"Id": "1", "ReceiptHandle": handle, "VisibilityTimeout": seconds}],
+        )
+        assert found == {"Successful": [{"Id": "1"}], "Failed": []}
+    assert await sqs.bodies() == []
+    clock.advance_ms(10_000)
+    assert await sqs.bodies() == ["x"]
+    assert again["MessageId"] == message["MessageId"]
 
-    assert await change(message) == "AWS.SimpleQueueService.MessageNotInflight"
-    assert await change(again, 43_201) == "InvalidParameterValue"
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_the_visibility_of_a_deleted_message_cannot_change(
+    sqs: Client, clock: ManualClock, is_late: bool
+) -> None:
+    await sqs.send("x")
+    [message] = await sqs.receive(VisibilityTimeout=1)
+    clock.advance_ms(1_000)
+    [again] = await sqs.receive(VisibilityTimeout=1)
     await sqs("DeleteMessage", ReceiptHandle=again["ReceiptHandle"])
-    assert await change(again) == "AWS.SimpleQueueService.MessageNotInflight"
+    clock.advance_ms(600_000 if is_late else 0)
+    for each in (message, again):
+        with pytest.raises(SqsError) as caught:
+            await sqs("ChangeMessageVisibility", ReceiptHandle=each["ReceiptHandle"], VisibilityTimeout=10)
+        assert caught.value.query_code == "InvalidParameterValue"
+        assert caught.value.message == (
+            f"Value {each['ReceiptHandle']} for parameter ReceiptHandle is invalid. Reason: Message does not exist or "
+            "is not available for visibility timeout change."
+        )
 
 
 async def test_a_message_is_hidden_for_twelve_hours_in_all(sqs: Client, clock: ManualClock) -> None:
@@ -540,6 +584,51 @@ async def test_messages_of_a_group_are_received_together_in_order(ordered: Clien
     for message in found:
         await ordered("DeleteMessage", "o.fifo", ReceiptHandle=message["ReceiptHandle"])
     assert await ordered.bodies("o.fifo") == ["a2"]
+
+
+async def test_a_message_made_visible_is_received_while_a_later_one_of_its_group_is_in_flight(ordered: Client) -> None:
+    for i in range(3):
+        await ordered.send(f"m{i}", "o.fifo", **fifo("a", f"m{i}"))
+    first, second = await ordered.receive(2, "o.fifo")
+    await ordered("ChangeMessageVisibility", "o.fifo", ReceiptHandle=first["ReceiptHandle"], VisibilityTimeout=0)
+    [again] = await ordered.receive(queue="o.fifo")
+    assert again["Body"] == "m0"
+    await ordered("DeleteMessage", "o.fifo", ReceiptHandle=again["ReceiptHandle"])
+    assert await ordered.bodies("o.fifo") == []
+    await ordered("DeleteMessage", "o.fifo", ReceiptHandle=second["ReceiptHandle"])
+    assert await ordered.bodies("o.fifo") == ["m2"]
+
+
+NO_DEDUPLICATION = (
+    "The queue should either have ContentBasedDeduplication enabled or MessageDeduplicationId provided explicitly"
+)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"MessageDeduplicationId": "2"}, "The request must contain the parameter MessageGroupId."),
+        ({"MessageGroupId": "a"}, NO_DEDUPLICATION),
+    ],
+)
+async def test_a_batch_with_an_entry_that_has_no_order_fails_as_a_whole(
+    ordered: Client, entry: Output, message: str
+) -> None:
+    entries = [
+        {"Id": "1", "MessageBody": "one", **fifo("a", "1")},
+        {"Id": "2", "MessageBody": "two", **entry},
+    ]
+    with pytest.raises(SqsError) as caught:
+        await ordered("SendMessageBatch", "o.fifo", Entries=entries)
+    assert (caught.value.query_code, caught.value.message) == ("InvalidParameterValue", message)
+    assert await ordered.bodies("o.fifo") == []
+
+
+async def test_a_message_that_is_sent_again_after_a_purge_is_delivered(ordered: Client) -> None:
+    await ordered.send("before", "o.fifo", **fifo("a", "id"))
+    await ordered("PurgeQueue", "o.fifo")
+    await ordered.send("after", "o.fifo", **fifo("a", "id"))
+    assert await ordered.bodies("o.fifo") == ["after"]
 
 
 async def test_group_ids_with_any_punctuation_keep_their_order(ordered: Client) -> None:
@@ -757,7 +846,7 @@ async def statements(sqs: Client) -> list[str]:
         ({"Label": "a b"}, "InvalidParameterValue"),
         ({"AWSAccountIds": []}, "InvalidParameterValue"),
         ({"AWSAccountIds": ["me"]}, "InvalidParameterValue"),
-        ({"Actions": []}, "InvalidParameterValue"),
+        ({"Actions": []}, "MissingParameter"),
         ({"Actions": ["Unknown"]}, "InvalidParameterValue"),
         ({"Actions": ["SendMessage"] * 8}, "OverLimit"),
     ],
@@ -774,6 +863,118 @@ async def test_a_policy_has_at_most_twenty_statements(sqs: Client) -> None:
     assert await sqs.refused("AddPermission", **permission) == "OverLimit"
     await sqs("RemovePermission", Label="7")
     await sqs("AddPermission", **permission)
+
+
+@pytest.mark.parametrize("name", ["straße", "größe.l", "名前", "a-b_c.d"])
+async def test_names_of_message_attributes_have_letters_of_any_language(sqs: Client, name: str) -> None:
+    await sqs("SendMessage", MessageBody="x", MessageAttributes={name: {"DataType": "String", "StringValue": "v"}})
+    [message] = await sqs.receive(MessageAttributeNames=[name])
+    assert message["MessageAttributes"] == {name: {"DataType": "String", "StringValue": "v"}}
+
+
+async def test_control_characters_in_an_attribute_are_an_invalid_parameter(sqs: Client) -> None:
+    given = {"name": {"DataType": "String", "StringValue": "\x08"}}
+    assert await sqs.refused("SendMessage", MessageBody="x", MessageAttributes=given) == "InvalidParameterValue"
+    assert await sqs.refused("SendMessage", MessageBody="\x08") == "InvalidMessageContents"
+
+
+async def test_the_trace_header_of_a_request_becomes_that_of_its_messages(sqs: Client) -> None:
+    header, own = "Root=1-3152b799-8954dae64eda91bc9a23a7e8;Sampled=1", "Root=1-5759e988-bd862e3fe1be46a994272793"
+    sqs.caller = msgspec.structs.replace(sqs.caller, trace=header)
+    sent = await sqs("SendMessage", MessageBody="x")
+    assert "MD5OfMessageSystemAttributes" not in sent  # The client has sent none.
+    system = {"AWSTraceHeader": {"DataType": "String", "StringValue": own}}
+    entries = [{"Id": "1", "MessageBody": "y"}, {"Id": "2", "MessageBody": "z", "MessageSystemAttributes": system}]
+    await sqs("SendMessageBatch", Entries=entries)
+    sqs.caller = msgspec.structs.replace(sqs.caller, trace="a" * 2_000)  # Proxies send it: it is left out.
+    await sqs.send("too long")
+    found = await sqs.receive(MessageSystemAttributeNames=["AWSTraceHeader"])
+    assert [each["Attributes"] for each in found] == [
+        {"AWSTraceHeader": header},
+        {"AWSTraceHeader": header},
+        {"AWSTraceHeader": own},
+        {},
+    ]
+
+
+async def test_attributes_may_be_the_texts_of_python_booleans(sqs: Client) -> None:
+    attributes = {"FifoQueue": "True", "ContentBasedDeduplication": "True"}
+    await sqs("CreateQueue", None, QueueName="c.fifo", Attributes=attributes)
+    assert await sqs.attribute("ContentBasedDeduplication", "c.fifo") == "true"
+    await sqs("SetQueueAttributes", "c.fifo", Attributes={"ContentBasedDeduplication": "False", "FifoQueue": "True"})
+    assert await sqs.attribute("ContentBasedDeduplication", "c.fifo") == "false"
+
+
+# What AWS answers, word for word, where programs look at it.
+
+_FIFO_NAME = (
+    "The name of a FIFO queue can only include alphanumeric characters, hyphens, or underscores, must end with .fifo "
+    "suffix and be 1 to 80 in length"
+)
+_ENCRYPTION = (
+    "You can use one type of server-side encryption (SSE) at one time. You can either enable KMS SSE or SQS SSE."
+)
+_STANDARD_NAME = "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length"
+
+
+@pytest.mark.parametrize(
+    ("name", "attributes", "code", "message"),
+    [
+        ("x", {"FifoQueue": "false"}, "InvalidAttributeName", "Unknown Attribute FifoQueue."),
+        ("x", {"FifoQueue": "true"}, "InvalidParameterValue", _FIFO_NAME),
+        ("x.fifo", {}, "InvalidParameterValue", _STANDARD_NAME),
+        ("x y", {}, "InvalidParameterValue", _STANDARD_NAME),
+        (
+            "x",
+            {"ContentBasedDeduplication": "true"},
+            "InvalidAttributeName",
+            "Unknown Attribute ContentBasedDeduplication.",
+        ),
+        (
+            "x",
+            {"DeduplicationScope": "queue"},
+            "InvalidAttributeName",
+            "You can specify the DeduplicationScope only when FifoQueue is set to true.",
+        ),
+        ("x", {"KmsMasterKeyId": "key", "SqsManagedSseEnabled": "true"}, "InvalidAttributeName", _ENCRYPTION),
+        ("x", {"DelaySeconds": "901"}, "InvalidAttributeValue", "Invalid value for the parameter DelaySeconds."),
+        (
+            "orders",
+            {"DelaySeconds": "1"},
+            "QueueAlreadyExists",
+            "A queue already exists with the same name and a different value for attribute DelaySeconds",
+        ),
+    ],
+)
+async def test_a_queue_that_cannot_be_created_is_refused_as_aws_does(
+    sqs: Client, name: str, attributes: dict[str, str], code: str, message: str
+) -> None:
+    with pytest.raises(FastnessError) as caught:
+        await sqs("CreateQueue", None, QueueName=name, Attributes=attributes)
+    error = sqs_error(caught.value)
+    assert (error.query_code, error.message) == (code, message)
+
+
+@pytest.mark.parametrize(
+    ("queue", "value", "code", "message"),
+    [
+        ("orders", "true", "InvalidAttributeName", "Unknown Attribute FifoQueue."),
+        ("orders", "false", "InvalidAttributeName", "Unknown Attribute FifoQueue."),
+        (
+            "o.fifo",
+            "false",
+            "InvalidAttributeValue",
+            "Invalid value for the parameter FifoQueue. Reason: Modifying queue type is not supported.",
+        ),
+    ],
+)
+async def test_the_type_of_a_queue_cannot_change(
+    ordered: Client, queue: str, value: str, code: str, message: str
+) -> None:
+    with pytest.raises(FastnessError) as caught:
+        await ordered("SetQueueAttributes", queue, Attributes={"FifoQueue": value})
+    error = sqs_error(caught.value)
+    assert (error.query_code, error.message, error.hint) == (code, message, "")
 
 
 # Dead letters
@@ -804,6 +1005,36 @@ async def test_a_message_that_is_received_too_often_becomes_a_dead_letter(failin
     assert message["Attributes"]["ApproximateReceiveCount"] == "3"
 
 
+async def test_a_queue_that_is_its_own_dead_letter_queue_keeps_its_messages(sqs: Client) -> None:
+    await sqs("SetQueueAttributes", Attributes={"RedrivePolicy": redrive_policy("orders", 1)})
+    assert json.loads(await sqs.attribute("RedrivePolicy") or "")["maxReceiveCount"] == 1
+    await sqs.send("x")
+    for _ in range(3):
+        assert await sqs.bodies(VisibilityTimeout=0) == ["x"]
+    await sqs("SetQueueAttributes", Attributes={"RedrivePolicy": ""})
+    assert await sqs.attribute("RedrivePolicy") is None
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason"),
+    [
+        (redrive_policy("none"), "Dead letter target does not exist."),
+        (redrive_policy("o.fifo"), "Dead-letter queue must be same type of queue as the source."),
+        (
+            redrive_policy("orders", 1_001),
+            "Invalid value for maxReceiveCount: 1001, valid values are from 1 to 1000 both inclusive.",
+        ),
+    ],
+)
+async def test_a_wrong_redrive_policy_is_refused_as_aws_does(ordered: Client, policy: str, reason: str) -> None:
+    with pytest.raises(FastnessError) as caught:
+        await ordered("SetQueueAttributes", Attributes={"RedrivePolicy": policy})
+    error = sqs_error(caught.value)
+    assert error.query_code == "InvalidParameterValue"
+    shown = policy.replace(": ", ":").replace(", ", ",") if "1001" not in policy else policy
+    assert error.message == f"Value {shown} for parameter RedrivePolicy is invalid. Reason: {reason}"
+
+
 async def test_the_sources_of_a_dead_letter_queue_are_listed_in_pages(failing: Client) -> None:
     await failing.create("more", RedrivePolicy=redrive_policy())
     found = await failing("ListDeadLetterSourceQueues", "dead")
@@ -817,9 +1048,7 @@ async def test_the_sources_of_a_dead_letter_queue_are_listed_in_pages(failing: C
 async def test_a_move_task_is_started_listed_and_cancelled(failing: Client) -> None:
     source = {"SourceArn": "arn:aws:sqs:us-east-1:000000000000:dead"}
     started = await failing("StartMessageMoveTask", None, MaxNumberOfMessagesPerSecond=1, **source)
-    assert await failing.refused("StartMessageMoveTask", None, **source) == (
-        "AWS.SimpleQueueService.UnsupportedOperation"
-    )
+    assert await failing.refused("StartMessageMoveTask", None, **source) == "InvalidParameterValue"
     [task] = (await failing("ListMessageMoveTasks", None, **source))["Results"]
     assert task["TaskHandle"] == started["TaskHandle"]
     assert task["Status"] == "RUNNING"
@@ -843,7 +1072,10 @@ async def test_move_tasks_of_wrong_queues_are_refused(failing: Client) -> None:
     assert await failing.refused(start, None, **rate) == "InvalidParameterValue"
     missing = "ResourceNotFoundException"
     assert await failing.refused("ListMessageMoveTasks", None, SourceArn=f"{arn}none") == missing
-    assert await failing.refused("CancelMessageMoveTask", None, TaskHandle="dead/none") == missing
+    for handle in ("none", "dead/none", ""):
+        assert await failing.refused("CancelMessageMoveTask", None, TaskHandle=handle) == "InvalidParameterValue"
+    for queue in ("dead", "none"):
+        assert await failing.refused("CancelMessageMoveTask", None, TaskHandle=f"{queue}/{'0' * 32}") == missing
     too_many = {"SourceArn": f"{arn}dead", "MaxResults": 11}
     assert await failing.refused("ListMessageMoveTasks", None, **too_many) == "InvalidParameterValue"
 

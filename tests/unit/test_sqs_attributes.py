@@ -63,6 +63,7 @@ def test_numbers_have_the_ranges_of_the_documentation_and_booleans_are_true_or_f
         with failures.of(name):
             assert checked("jobs.fifo", {name: "true"}) == {name: "true"}
             assert checked("jobs.fifo", {name: "false"}) == {name: "false"}
+            assert checked("jobs.fifo", {name: str(True)}) == {name: "true"}
     failures.check()
 
 
@@ -71,13 +72,15 @@ def test_invalid_values_are_refused() -> None:
     wrong: list[tuple[str, str]] = [
         *((name, str(bad)) for name, (least, most) in RANGES.items() for bad in (least - 1, most + 1)),
         *((name, bad) for name in RANGES for bad in ("", "x", "1.5", " 60", "60 ", "+60", "1e3", "٦٠", "9" * 30)),
-        *((name, bad) for name in BOOLEANS for bad in ("", "True", "1", "yes")),
-        *(("RedrivePolicy", bad) for bad in INVALID_REDRIVES),
+        *((name, bad) for name in BOOLEANS for bad in ("", "1", "yes", "true ")),
         *(("RedriveAllowPolicy", bad) for bad in INVALID_ALLOWS),
     ]
     for name, bad in wrong:
         with failures.of((name, bad)), pytest.raises(InvalidSqsAttribute, match=name):
             checked("jobs.fifo" if name in BOOLEANS else "jobs", {name: bad})
+    for bad in INVALID_REDRIVES:
+        with failures.of(bad), pytest.raises(InvalidArgument, match="for parameter RedrivePolicy is invalid"):
+            checked("jobs", {"RedrivePolicy": bad})
     failures.check()
 
 
@@ -87,7 +90,7 @@ def test_unknown_computed_and_foreign_attributes_are_refused() -> None:
             checked("jobs", {bad: "1"})
     for name, value in {"ContentBasedDeduplication": "true", "DeduplicationScope": "queue"}.items():
         assert checked("jobs.fifo", {name: value})
-        with pytest.raises(UnknownSqsAttribute, match="FIFO"):
+        with pytest.raises(UnknownSqsAttribute, match=name):
             checked("jobs", {name: value})
 
 
@@ -102,10 +105,21 @@ def test_names_of_new_queues() -> None:
 def test_a_fifo_name_needs_the_attribute_and_the_other_way_round() -> None:
     sqs_attributes.check_fifo("a.fifo", {"FifoQueue": "true"})
     sqs_attributes.check_fifo("a", {})
-    sqs_attributes.check_fifo("a", {"FifoQueue": "false"})
     for name, given in (("a.fifo", {}), ("a.fifo", {"FifoQueue": "false"}), ("a", {"FifoQueue": "true"})):
-        with pytest.raises(InvalidSqsAttribute, match="FifoQueue"):
+        with pytest.raises(InvalidArgument, match="alphanumeric"):
             sqs_attributes.check_fifo(name, given)
+    with pytest.raises(UnknownSqsAttribute, match="FifoQueue"):
+        sqs_attributes.check_fifo("a", {"FifoQueue": "false"})
+
+
+def test_the_type_of_a_queue_does_not_change() -> None:
+    sqs_attributes.check_same_type("a", {})
+    sqs_attributes.check_same_type("a.fifo", {"FifoQueue": "true"})
+    with pytest.raises(InvalidSqsAttribute, match="not supported"):
+        sqs_attributes.check_same_type("a.fifo", {"FifoQueue": "false"})
+    for given in ("true", "false"):
+        with pytest.raises(UnknownSqsAttribute, match="FifoQueue"):
+            sqs_attributes.check_same_type("a", {"FifoQueue": given})
 
 
 def test_a_redrive_policy_takes_its_count_as_a_number_or_a_text() -> None:
@@ -148,7 +162,7 @@ def test_one_kind_of_encryption_replaces_the_other() -> None:
     assert merged(managed, key) == key
     assert merged(key, managed) == managed
     assert merged(key, {"KmsMasterKeyId": ""}) == {}
-    with pytest.raises(InvalidSqsAttribute, match="server-side encryption"):
+    with pytest.raises(UnknownSqsAttribute, match="server-side encryption"):
         merged({}, key | managed)
 
 
@@ -158,6 +172,7 @@ def test_attributes_set_the_policy() -> None:
     assert (policy.visibility_seconds, policy.delay_seconds, policy.group_batches) == (30, 0, False)
     assert new_policy("jobs.fifo", {"FifoQueue": "true"}).group_batches
     changed = policy_with(
+        "jobs",
         policy,
         {
             "VisibilityTimeout": "7",
@@ -168,7 +183,7 @@ def test_attributes_set_the_policy() -> None:
     )
     assert (changed.visibility_seconds, changed.delay_seconds, changed.retention_seconds) == (7, 8, 90)
     assert (changed.dead_letter_rule, changed.dead_letter_queue, changed.max_attempts) == ("deliveries", "dead", 4)
-    removed = policy_with(changed, {"RedrivePolicy": ""})
+    removed = policy_with("jobs", changed, {"RedrivePolicy": ""})
     assert (removed.dead_letter_rule, removed.dead_letter_queue) == ("never", None)
 
 

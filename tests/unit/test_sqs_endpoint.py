@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 import uvicorn
 
-from fastness.errors import InvalidArgument, NotAllowed, RateLimited
+from fastness.errors import InvalidArgument, InvalidSqsAttribute, NotAllowed, RateLimited
 from fastness.limits import SQS_BODY_BYTES_MAX
 from fastness.plane.open import Options, open_plane_async
 from fastness.server.authorization import AllowAll
@@ -182,25 +182,45 @@ async def test_a_wrong_signature_is_refused_before_the_body_is_decoded(context: 
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "code"),
+    ("error", "status", "code", "shown"),
     [
-        (SqsError("QueueDoesNotExist", "There is no queue orders"), 400, "AWS.SimpleQueueService.NonExistentQueue"),
-        (NotAllowed("The token may not"), 403, "AccessDenied"),
-        (RateLimited("Too many calls"), 403, "RequestThrottled"),
-        (InvalidArgument("delay_seconds is -1"), 400, "InvalidParameterValue"),
+        (
+            SqsError("QueueDoesNotExist", "There is no queue orders"),
+            400,
+            "AWS.SimpleQueueService.NonExistentQueue",
+            ("There is no queue orders", ""),
+        ),
+        (NotAllowed("The token may not"), 403, "AccessDenied", ("The token may not", "")),
+        (
+            RateLimited("Too many calls"),
+            403,
+            "RequestThrottled",
+            ("The request was denied due to request throttling.", "Too many calls"),
+        ),
+        (InvalidArgument("delay_seconds is -1"), 400, "InvalidParameterValue", ("delay_seconds is -1", "")),
+        (
+            InvalidSqsAttribute("Invalid value for the parameter DelaySeconds. Reason: The value is x."),
+            400,
+            "InvalidAttributeValue",
+            ("Invalid value for the parameter DelaySeconds.", "The value is x."),
+        ),
     ],
 )
 async def test_an_error_of_an_action_is_answered_in_both_protocols(
-    context: ServerContext, error: Exception, status: int, code: str
+    context: ServerContext, error: Exception, status: int, code: str, shown: tuple[str, str]
 ) -> None:
+    """The message is AWS's own, and what Fastness adds is beside it."""
+
     async def fail(caller: SqsCaller, action: str, parameters: dict[str, Any]) -> dict[str, Any]:
         raise error
 
     endpoint = Endpoint(context, fail)
     found, headers, body = await endpoint.json("SendMessage", {"QueueUrl": URL, "MessageBody": "hello"})
-    assert (found, headers["x-amzn-query-error"], body["message"]) == (status, f"{code};Sender", str(error))
+    assert (found, headers["x-amzn-query-error"]) == (status, f"{code};Sender")
+    assert (body["message"], body.get("hint", "")) == shown
     found, headers, xml = await endpoint.form(f"Action=SendMessage&QueueUrl={URL}&MessageBody=x")
     assert (found, xml.findtext("Error/Code"), xml.findtext("Error/Type")) == (status, code, "Sender")
+    assert (xml.findtext("Error/Message"), xml.findtext("Error/Detail")) == shown
     assert xml.findtext("RequestId") == headers["x-amzn-requestid"]
     assert endpoint.endpoint.requests == {("SendMessage", code): 2}
 
@@ -216,7 +236,7 @@ async def test_an_unexpected_error_shows_nothing_of_itself(
         status, headers, body = await endpoint.json("ListQueues", {}, **{"X-Correlation-Id": "abc"})
     assert (status, headers["x-amzn-query-error"]) == (500, "InternalFailure;Receiver")
     assert "hunter2" not in str(body)
-    assert "abc" in body["message"]
+    assert "abc" in body["hint"]
     assert headers["x-correlation-id"] == "abc"
     assert "hunter2" in caplog.text
 
@@ -275,7 +295,7 @@ async def test_requests_are_refused_while_the_server_drains(context: ServerConte
     context.streams.drain()
     status, headers, body = await endpoint.json("SendMessage", {"QueueUrl": URL, "MessageBody": "hello"})
     assert (status, headers["x-amzn-query-error"]) == (503, "ServiceUnavailable;Receiver")
-    assert "shutting down" in body["message"]
+    assert "shutting down" in body["hint"]
     assert not endpoint.actions.calls
 
 

@@ -80,23 +80,29 @@ def test_other_texts_are_no_queue_urls(url: str) -> None:
 def test_an_arn_names_a_queue_of_this_region_and_account() -> None:
     arn = queue_arn(CALLER, "orders")
     assert arn == "arn:aws:sqs:us-east-1:000000000000:orders"
-    assert queue_of_arn(CALLER, arn) == "orders"
-    assert refusal(queue_of_arn, CALLER, arn.replace("us-east-1", "eu-west-1")).name == "ResourceNotFoundException"
-    assert refusal(queue_of_arn, CALLER, "orders").query_code == "InvalidParameterValue"
+    assert queue_of_arn(CALLER, "SourceArn", arn) == "orders"
+    assert (
+        refusal(queue_of_arn, CALLER, "SourceArn", arn.replace("us-east-1", "eu-west-1")).name
+        == "ResourceNotFoundException"
+    )
+    assert refusal(queue_of_arn, CALLER, "SourceArn", "orders").query_code == "InvalidParameterValue"
 
 
 def test_a_batch_has_one_to_ten_entries() -> None:
-    assert refusal(checked_entries, {"Entries": []}).name == "EmptyBatchRequest"
+    assert refusal(checked_entries, "SendMessageBatch", {"Entries": []}).name == "EmptyBatchRequest"
     many = [{"Id": str(i)} for i in range(11)]
-    assert refusal(checked_entries, {"Entries": many}).name == "TooManyEntriesInBatchRequest"
-    assert checked_entries({"Entries": many[:10]}) == many[:10]
+    assert refusal(checked_entries, "SendMessageBatch", {"Entries": many}).name == "TooManyEntriesInBatchRequest"
+    assert checked_entries("SendMessageBatch", {"Entries": many[:10]}) == many[:10]
 
 
 def test_the_ids_of_a_batch_are_valid_and_different() -> None:
     for id in ("", "a b", "x" * 81, "ü", "a\n", "a.b"):
-        assert refusal(checked_entries, {"Entries": [{"Id": id}]}).name == "InvalidBatchEntryId"
-    assert refusal(checked_entries, {"Entries": [{"Id": "a"}, {"Id": "a"}]}).name == "BatchEntryIdsNotDistinct"
-    assert checked_entries({"Entries": [{"Id": "x" * 80}, {"Id": "A_-9"}]})
+        assert refusal(checked_entries, "SendMessageBatch", {"Entries": [{"Id": id}]}).name == "InvalidBatchEntryId"
+    assert (
+        refusal(checked_entries, "SendMessageBatch", {"Entries": [{"Id": "a"}, {"Id": "a"}]}).name
+        == "BatchEntryIdsNotDistinct"
+    )
+    assert checked_entries("SendMessageBatch", {"Entries": [{"Id": "x" * 80}, {"Id": "A_-9"}]})
 
 
 def test_the_results_of_a_batch_keep_the_order_of_its_entries() -> None:

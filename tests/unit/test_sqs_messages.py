@@ -186,12 +186,12 @@ INVALID_SYSTEM_ATTRIBUTES: list[dict[str, Any]] = [
 
 def test_invalid_messages_are_refused() -> None:
     texts = ("\x00", "tab\x0b", "\ud800", "\ufffe", "\uffff")
-    names = ("", ".a", "a.", "a..b", "AWS.x", "aMaZoN.x", "a b", "ü", "x" * 257, "a/b")
+    names = ("", ".a", "a.", "a..b", "AWS.x", "aMaZoN.x", "a b", "a€", "x" * 257, "a/b")
     invalid = "InvalidParameterValue"
     cases: list[tuple[dict[str, Any], str]] = [
         ({"MessageBody": ""}, "MissingParameter"),
         *(({"MessageBody": body}, "InvalidMessageContents") for body in texts),
-        *(({"MessageAttributes": {"a": text(value)}}, "InvalidMessageContents") for value in texts),
+        *(({"MessageAttributes": {"a": text(value)}}, invalid) for value in texts),
         *(({"MessageAttributes": {name: text("x")}}, invalid) for name in names),
         *(({"MessageAttributes": {"a": value}}, invalid) for value in INVALID_VALUES),
         *(({"MessageSystemAttributes": each}, invalid) for each in INVALID_SYSTEM_ATTRIBUTES),

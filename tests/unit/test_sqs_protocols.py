@@ -446,8 +446,9 @@ def test_a_form_without_entries_is_an_empty_batch() -> None:
     for action in ("SendMessageBatch", "DeleteMessageBatch", "ChangeMessageVisibilityBatch"):
         parameters = form_of(action, "QueueUrl=http%3A%2F%2Flocalhost%2Fsqs%2F000000000000%2Fjobs")
         with pytest.raises(SqsError) as refused:
-            checked_entries(parameters)
+            checked_entries(action, parameters)
         assert refused.value.query_code == "AWS.SimpleQueueService.EmptyBatchRequest", action
+        assert refused.value.message == f"There should be at least one {action}RequestEntry in the request."
 
 
 @given(text=st.text(max_size=100))

@@ -15,6 +15,7 @@ from fastness.errors import (
     SqsQueueDeletedRecently,
     SqsQueueExists,
     UnknownSqsAttribute,
+    Validation,
 )
 from fastness.kv import Database, Transaction
 from fastness.layers import queues, sqs, sqs_work
@@ -122,7 +123,7 @@ def test_creating_a_queue_again_compares_only_what_is_given(database: Database) 
     first = create(database, VisibilityTimeout="40", RedrivePolicy=redrive_to("dead"))
     assert create(database) == first
     assert create(database, VisibilityTimeout="40") == first
-    assert create(database, DelaySeconds="0", FifoQueue="false") == first
+    assert create(database, DelaySeconds="0") == first
     elsewhere = redrive_to("dead", "3").replace("us-east-1", "eu-west-1")
     assert create(database, RedrivePolicy=elsewhere) == first
     for name, value in {"VisibilityTimeout": "41", "DelaySeconds": "1", "RedrivePolicy": redrive_to("dead", 4)}.items():
@@ -160,14 +161,14 @@ def test_invalid_queues_leave_nothing_behind(database: Database) -> None:
     create(database, DEAD)
     bad: list[tuple[type[Exception], QueueKey, dict[str, str], dict[str, str]]] = [
         (InvalidArgument, QueueKey("main", "a.b"), {}, {}),
-        (InvalidSqsAttribute, FIFO, {}, {}),
-        (InvalidSqsAttribute, JOBS, {"FifoQueue": "true"}, {}),
+        (InvalidArgument, FIFO, {}, {}),
+        (InvalidArgument, JOBS, {"FifoQueue": "true"}, {}),
+        (UnknownSqsAttribute, JOBS, {"FifoQueue": "false"}, {}),
         (InvalidSqsAttribute, JOBS, {"DelaySeconds": "901"}, {}),
         (UnknownSqsAttribute, JOBS, {"Foo": "1"}, {}),
         (UnknownSqsAttribute, JOBS, {"DeduplicationScope": "queue"}, {}),
-        (InvalidSqsAttribute, JOBS, {"RedrivePolicy": redrive_to("absent")}, {}),
-        (InvalidSqsAttribute, JOBS, {"RedrivePolicy": redrive_to("jobs")}, {}),
-        (InvalidSqsAttribute, FIFO, {"FifoQueue": "true", "RedrivePolicy": redrive_to("dead")}, {}),
+        (InvalidArgument, JOBS, {"RedrivePolicy": redrive_to("absent")}, {}),
+        (InvalidArgument, FIFO, {"FifoQueue": "true", "RedrivePolicy": redrive_to("dead")}, {}),
         (InvalidSqsAttribute, FIFO, {"FifoQueue": "true", "FifoThroughputLimit": "perMessageGroupId"}, {}),
         (InvalidArgument, JOBS, {}, {"": "x"}),
     ]
@@ -189,7 +190,7 @@ def test_changes_keep_what_they_do_not_name(database: Database, clock: ManualClo
     assert "RedrivePolicy" not in change(database, RedrivePolicy="").attributes
     assert database.read(queues.policy_of, JOBS).dead_letter_rule == "never"
     for bad in ({"FifoQueue": "true"}, {"DelaySeconds": "x"}, {"RedrivePolicy": redrive_to("absent")}):
-        with pytest.raises(InvalidSqsAttribute):
+        with pytest.raises(Validation):
             change(database, VisibilityTimeout="7", **bad)
     assert get(database)["VisibilityTimeout"] == "40"
 
@@ -199,10 +200,10 @@ def test_a_redrive_policy_needs_the_permission_of_its_target(database: Database)
     create(database, DEAD, RedriveAllowPolicy=json.dumps(by_queue))
     create(database, RedrivePolicy=redrive_to("dead"))
     create(database, QueueKey("main", "other"))
-    with pytest.raises(InvalidSqsAttribute, match="does not allow"):
+    with pytest.raises(InvalidArgument, match="does not allow"):
         change(database, QueueKey("main", "other"), RedrivePolicy=redrive_to("dead"))
     change(database, DEAD, RedriveAllowPolicy='{"redrivePermission": "denyAll"}')
-    with pytest.raises(InvalidSqsAttribute, match="does not allow"):
+    with pytest.raises(InvalidArgument, match="does not allow"):
         change(database, RedrivePolicy=redrive_to("dead"))
     change(database, DEAD, RedriveAllowPolicy="")
     change(database, QueueKey("main", "other"), RedrivePolicy=redrive_to("dead"))

@@ -88,14 +88,11 @@ def start(tx: Transaction, source: QueueKey, *, destination: str | None, per_sec
                 f"{source.name} and {target.name} are not"
             )
     if not _is_dead_letter_queue(tx, source):
-        raise NotDeadLetterQueue(
-            f"Source queue must be configured as a Dead Letter Queue; no RedrivePolicy names {source.name}"
-        )
+        raise NotDeadLetterQueue("Source queue must be configured as a Dead Letter Queue.")
     key = WorkKey(*source, "move")
     if sqs_work.find(tx, key) is not None:
         raise MoveTaskRunning(
-            "There is already a task running. Only one active task is allowed for a source queue at a given time; "
-            f"wait until that of {source.name} ends, or cancel it"
+            "There is already a task running. Only one active task is allowed for a source queue arn at a given time."
         )
     counters = total_counters(tx, keys_of(source))
     to_move = max(counters.ready_total() + counters.blocked, 0)
@@ -128,6 +125,8 @@ def cancel(tx: Transaction, universe: str, handle: str) -> MoveTask:
     """Stop a task before its next step.
 
     Raises:
+        InvalidArgument: it is not the handle of a task.
+        QueueNotFound: its queue does not exist.
         MoveTaskNotFound: there is no such task.
         MoveTaskNotRunning: it has ended, or was cancelled.
     """
@@ -135,13 +134,14 @@ def cancel(tx: Transaction, universe: str, handle: str) -> MoveTask:
     try:
         source, id = QueueKey(universe, queues.queue_name(name)), uuid.UUID(hex=text).bytes
     except (ValueError, InvalidArgument, InvalidName):
-        raise _not_found(handle) from None
+        raise InvalidArgument("Value for parameter TaskHandle is invalid.") from None
+    sqs.require(tx, source)
     stored = tx.get(tasks_of(*source).key(id))
     if stored is None:
-        raise _not_found(handle)
+        raise MoveTaskNotFound("Task does not exist.")
     task = _decode(stored)
     if task.status != "RUNNING":
-        raise MoveTaskNotRunning(f"Only active tasks can be cancelled; the status of this one is {task.status}")
+        raise MoveTaskNotRunning(f"Only active tasks can be cancelled. The status of this one is {task.status}.")
     task.status, task.next_ms = "CANCELLING", 0
     _save(tx, source, id, task)
     tx.emit(SQS_WORK, universe)
@@ -270,7 +270,3 @@ def _task(source: QueueKey, id: bytes, task: StoredTask) -> MoveTask:
 
 def _save(tx: Transaction, source: QueueKey, id: bytes, task: StoredTask) -> None:
     tx.put(tasks_of(*source).key(id), _encode(task))
-
-
-def _not_found(handle: str) -> MoveTaskNotFound:
-    return MoveTaskNotFound(f"Task {handle[:300]!r} does not exist; list the tasks of its queue")

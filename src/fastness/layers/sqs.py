@@ -17,7 +17,6 @@ import msgspec
 
 from fastness.errors import (
     InvalidArgument,
-    InvalidSqsAttribute,
     PurgeInProgress,
     QueueNotFound,
     SqsQueueDeletedRecently,
@@ -62,7 +61,7 @@ def create(tx: Transaction, queue: QueueKey, attributes: Mapping[str, str], tags
     """Create a queue. One that exists with these values of the given attributes is returned unchanged.
 
     Raises:
-        UnknownSqsAttribute, InvalidSqsAttribute: an attribute is invalid.
+        UnknownSqsAttribute, InvalidSqsAttribute, InvalidArgument: an attribute is invalid.
         InvalidArgument: the name or a tag is invalid.
         SqsQueueExists: the queue exists, and a given attribute has another value.
         SqsQueueDeletedRecently: a queue of this name was deleted less than 60 seconds ago.
@@ -77,8 +76,7 @@ def create(tx: Transaction, queue: QueueKey, attributes: Mapping[str, str], tags
         different = sqs_attributes.difference(found.attributes, given)
         if different is not None:
             raise SqsQueueExists(
-                f"A queue already exists with the same name and a different value for attribute {different}; "
-                "set the attribute of that queue, or leave it out"
+                f"A queue already exists with the same name and a different value for attribute {different}"
             )
         return found
     _check_redrive(tx, queue, given)
@@ -138,18 +136,17 @@ def set_attributes(
 
     Raises:
         QueueNotFound: it does not exist.
-        UnknownSqsAttribute, InvalidSqsAttribute: an attribute is invalid.
+        UnknownSqsAttribute, InvalidSqsAttribute, InvalidArgument: an attribute is invalid.
     """
     require(tx, queue)
     if if_policy is not None and if_policy != _record(tx, queue).attributes.get("Policy", ""):
         return get(tx, queue)
     changes = sqs_attributes.checked(queue.name, attributes)
-    if "FifoQueue" in changes:
-        sqs_attributes.check_fifo(queue.name, changes)
+    sqs_attributes.check_same_type(queue.name, changes)
     _check_redrive(tx, queue, changes)
     record, policy = _record(tx, queue), queues.policy_of(tx, queue)
     stored = sqs_attributes.merged(record.attributes, changes)
-    changed = sqs_attributes.policy_with(policy, changes)
+    changed = sqs_attributes.policy_with(queue.name, policy, changes)
     if changed != policy:
         queues.set_policy(tx, queue, changed)
     arn = _arn(changes) if "RedrivePolicy" in changes else record.arn
@@ -235,9 +232,9 @@ def begin_purge(tx: Transaction, queue: QueueKey, call: KeyedCall | None = None)
     left_ms = record.purged_ms + SQS_PURGE_SECONDS * 1_000 - tx.now_ms
     if 0 < left_ms <= SQS_PURGE_SECONDS * 1_000:  # More: the clock was set back.
         raise PurgeInProgress(
-            f"Only one PurgeQueue operation on {queue.name} is allowed every {SQS_PURGE_SECONDS} seconds; "
-            f"wait {left_ms / 1_000:.0f} s"
+            f"Only one PurgeQueue operation on {queue.name} is allowed every {SQS_PURGE_SECONDS} seconds."
         )
+    tx.delete_range(*keys_of(queue).ids.range())  # A message that is sent again after the purge is a new one.
     _save(tx, queue, msgspec.structs.replace(record, purged_ms=tx.now_ms))
     sqs_work.save(tx, WorkKey(*queue, "purge"), Work(tx.now_ms))
     if call is not None:
@@ -322,7 +319,7 @@ def _check_not_deleted(tx: Transaction, queue: QueueKey) -> None:
     if left_ms > 0 and not queues.exists(tx, keys_of(queue)):
         raise SqsQueueDeletedRecently(
             f"You must wait {SQS_DELETED_SECONDS} seconds after deleting a queue before you can create another with "
-            f"the same name; {queue.name} can be created in {left_ms / 1_000:.0f} s"
+            "the same name."
         )
     sqs_work.remove(tx, WorkKey(*queue, "delete"))
 
@@ -334,24 +331,22 @@ def _name_free_in_ms(tx: Transaction, work: Work) -> int:
 
 
 def _check_redrive(tx: Transaction, queue: QueueKey, attributes: Mapping[str, str]) -> None:
-    """Raise InvalidSqsAttribute if the dead-letter queue in a RedrivePolicy cannot be that of this queue."""
+    """Raise InvalidArgument if the dead-letter queue in a RedrivePolicy cannot be that of this queue."""
     redrive = sqs_attributes.parse_redrive(attributes.get("RedrivePolicy", ""))
     if redrive is None:
         return
     target = QueueKey(queue.universe, redrive.target)
-    if target == queue:
-        reason = "A queue cannot be its own dead-letter queue"
-    elif not queues.exists(tx, keys_of(target)):
-        reason = "Dead letter target does not exist"
+    if target == queue:  # As in SQS, where it has no use either.
+        return
+    if not queues.exists(tx, keys_of(target)):
+        reason = "Dead letter target does not exist."
     elif is_fifo(target.name) != is_fifo(queue.name):
-        reason = "Dead-letter queue must be same type of queue as the source"
+        reason = "Dead-letter queue must be same type of queue as the source."
     elif not _redrive_allow(tx, target).allows(queue.name):
-        reason = f"The RedriveAllowPolicy of {target.name} does not allow this queue"
+        reason = f"The RedriveAllowPolicy of {target.name} does not allow this queue."
     else:
         return
-    raise InvalidSqsAttribute(
-        f"Value {attributes['RedrivePolicy']} for parameter RedrivePolicy is invalid. Reason: {reason}"
-    )
+    raise sqs_attributes.invalid_redrive(attributes["RedrivePolicy"], reason)
 
 
 def _redrive_allow(tx: Transaction, queue: QueueKey) -> sqs_attributes.RedriveAllow:

@@ -12,6 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -42,6 +43,9 @@ from fastness.wire.sqs import ATTRIBUTES, FIFO_SUFFIX
 
 NO_VISIBILITY_SECONDS: Final = 0.001  # What a policy has for VisibilityTimeout=0: a lease that ends at once.
 
+_STANDARD_NAME: Final = (
+    f"Can only include alphanumeric characters, hyphens, or underscores. 1 to {SQS_NAME_CHARACTERS_MAX} in length"
+)
 _NAME: Final = re.compile(rf"[A-Za-z0-9_-]{{1,{SQS_NAME_CHARACTERS_MAX}}}\Z")
 _NUMBER: Final = re.compile(r"[0-9]{1,9}\Z", re.ASCII)
 _ARN: Final = re.compile(r"arn:[a-z0-9-]+:sqs:[a-z0-9-]*:[0-9]*:([^:]+)\Z")
@@ -88,10 +92,7 @@ def checked_new_name(name: str) -> str:
         InvalidArgument: it is no name of an SQS queue.
     """
     if not _NAME.match(name.removesuffix(FIFO_SUFFIX)) or len(name) > SQS_NAME_CHARACTERS_MAX:
-        raise InvalidArgument(
-            f"Queue name {_shown(name)} is invalid. Can only include alphanumeric characters, hyphens, or underscores. "
-            f"1 to {SQS_NAME_CHARACTERS_MAX} in length; the name of a FIFO queue ends with {FIFO_SUFFIX}"
-        )
+        raise InvalidArgument(_STANDARD_NAME)
     return name
 
 
@@ -104,50 +105,75 @@ def checked(name: str, attributes: Mapping[str, str]) -> dict[str, str]:
     """
     for each in attributes:
         if each not in ATTRIBUTES:
-            raise UnknownSqsAttribute(f"Unknown Attribute {_shown(each)}; it does not exist, or it cannot be set")
+            raise _unknown(each)
         if each in _FIFO_ONLY and not is_fifo(name):
-            raise UnknownSqsAttribute(f"Unknown Attribute {each}; only FIFO queues have it, and {name} is none")
+            if each == "ContentBasedDeduplication":
+                raise _unknown(each)
+            raise UnknownSqsAttribute(f"You can specify the {each} only when FifoQueue is set to true.")
     return {each: _CHECKS[each](each, value) for each, value in attributes.items()}
 
 
 def check_fifo(name: str, attributes: Mapping[str, str]) -> None:
-    """Raise InvalidSqsAttribute unless FifoQueue says whether a queue of this name is a FIFO queue."""
-    given = attributes.get("FifoQueue", "false")
-    if (given == "true") != is_fifo(name):
-        reason = (
-            f"The name of a FIFO queue ends with {FIFO_SUFFIX}; rename it, or leave FifoQueue out"
-            if given == "true"
-            else f"A name that ends with {FIFO_SUFFIX} is that of a FIFO queue; set FifoQueue to true"
+    """Check that FifoQueue says whether a new queue of this name is a FIFO queue.
+
+    Raises:
+        InvalidArgument: it does not.
+        UnknownSqsAttribute: it is false, which only standard queues would have.
+    """
+    given = attributes.get("FifoQueue")
+    if given == "true" and not is_fifo(name):
+        raise InvalidArgument(
+            "The name of a FIFO queue can only include alphanumeric characters, hyphens, or underscores, must end with "
+            f"{FIFO_SUFFIX} suffix and be 1 to {SQS_NAME_CHARACTERS_MAX} in length"
         )
-        raise InvalidSqsAttribute(f"FifoQueue is {given} and the name is {name}. {reason}")
+    if given != "true" and is_fifo(name):
+        raise InvalidArgument(_STANDARD_NAME)
+    if given == "false":
+        raise _unknown("FifoQueue")
+
+
+def check_same_type(name: str, changes: Mapping[str, str]) -> None:
+    """Check that a change of attributes leaves a queue of its type.
+
+    Raises:
+        UnknownSqsAttribute: a standard queue has no FifoQueue.
+        InvalidSqsAttribute: it would make a FIFO queue another one.
+    """
+    given = changes.get("FifoQueue")
+    if given is not None and not is_fifo(name):
+        raise _unknown("FifoQueue")
+    if given == "false":
+        raise InvalidSqsAttribute(
+            "Invalid value for the parameter FifoQueue. Reason: Modifying queue type is not supported."
+        )
 
 
 def merged(stored: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:
     """What a queue's record has of its attributes after a change of checked ones.
 
     Raises:
-        InvalidSqsAttribute: they contradict each other.
+        InvalidSqsAttribute, UnknownSqsAttribute: they contradict each other.
     """
     found = {**stored, **{name: value for name, value in changes.items() if name not in _OF_POLICY}}
     for name in _REMOVABLE & found.keys():
         if not found[name]:
             del found[name]
     if found.get("FifoThroughputLimit") == "perMessageGroupId" and found.get("DeduplicationScope") != "messageGroup":
-        raise InvalidSqsAttribute(
-            "FifoThroughputLimit is perMessageGroupId, which needs DeduplicationScope=messageGroup; set both"
-        )
+        limit = found["FifoThroughputLimit"]
+        raise _invalid("FifoThroughputLimit", limit, "it needs DeduplicationScope=messageGroup; set both")
     if "KmsMasterKeyId" in found and found.get("SqsManagedSseEnabled") == "true":
         if "SqsManagedSseEnabled" in changes and changes.get("KmsMasterKeyId"):
-            raise InvalidSqsAttribute(
-                "A queue has one kind of server-side encryption; set either KmsMasterKeyId or SqsManagedSseEnabled"
+            raise UnknownSqsAttribute(
+                "You can use one type of server-side encryption (SSE) at one time. You can either enable KMS SSE or "
+                "SQS SSE."
             )
         # The kind that was set last replaces the other one.
         del found["KmsMasterKeyId" if "SqsManagedSseEnabled" in changes else "SqsManagedSseEnabled"]
     return found
 
 
-def policy_with(policy: QueuePolicy, changes: Mapping[str, str]) -> QueuePolicy:
-    """A policy with the changes that checked attributes mean for it."""
+def policy_with(name: str, policy: QueuePolicy, changes: Mapping[str, str]) -> QueuePolicy:
+    """The policy of the queue `name` with the changes that checked attributes mean for it."""
     fields: dict[str, Any] = {}
     if "VisibilityTimeout" in changes:
         fields["visibility_seconds"] = float(changes["VisibilityTimeout"]) or NO_VISIBILITY_SECONDS
@@ -159,6 +185,8 @@ def policy_with(policy: QueuePolicy, changes: Mapping[str, str]) -> QueuePolicy:
         redrive = parse_redrive(changes["RedrivePolicy"])
         if redrive is None:
             fields |= {"dead_letter_rule": "never", "dead_letter_queue": None}
+        elif redrive.target == name:  # Its messages stay where they are. The ARN in the record shows that it has one.
+            fields |= {"dead_letter_rule": "never", "dead_letter_queue": None, "max_attempts": redrive.max_receives}
         else:
             fields |= {
                 "dead_letter_rule": "deliveries",
@@ -178,7 +206,7 @@ def new_policy(name: str, attributes: Mapping[str, str]) -> QueuePolicy:
         retry_delay_seconds=0.0,
         group_batches=is_fifo(name),
     )
-    return policy_with(policy, attributes)
+    return policy_with(name, policy, attributes)
 
 
 def derived(name: str, policy: QueuePolicy, stored: Mapping[str, str], *, arn_prefix: str, arn: str) -> dict[str, str]:
@@ -204,8 +232,8 @@ def derived(name: str, policy: QueuePolicy, stored: Mapping[str, str], *, arn_pr
             "DeduplicationScope": "queue",
             "FifoThroughputLimit": "perQueue",
         }
-    if policy.dead_letter_rule != "never":
-        target = policy.dead_letter_queue or f"{name}{SUFFIX}"
+    if policy.dead_letter_rule != "never" or name_in_arn(arn) == name:
+        target = name if policy.dead_letter_rule == "never" else policy.dead_letter_queue or f"{name}{SUFFIX}"
         if name_in_arn(arn) != target:
             arn = f"{arn_prefix}:{target}"
         found["RedrivePolicy"] = _json({"deadLetterTargetArn": arn, "maxReceiveCount": policy.max_attempts})
@@ -236,19 +264,23 @@ def parse_redrive(text: str) -> Redrive | None:
     """A RedrivePolicy; None if it is empty.
 
     Raises:
-        InvalidSqsAttribute: it is invalid.
+        InvalidArgument: it is invalid.
     """
     if not text:
         return None
-    found = _object("RedrivePolicy", text, {"deadLetterTargetArn", "maxReceiveCount"})
+    found = _object(text, {"deadLetterTargetArn", "maxReceiveCount"}, partial(invalid_redrive, text))
     arn, count = found.get("deadLetterTargetArn"), found.get("maxReceiveCount", _MAX_RECEIVES)
     target = name_in_arn(arn) if isinstance(arn, str) else None
     if not isinstance(arn, str) or target is None:
-        raise _invalid("RedrivePolicy", text, "deadLetterTargetArn is not the ARN of a queue")
+        raise invalid_redrive(text, "deadLetterTargetArn is not the ARN of a queue.")
     if isinstance(count, str) and _NUMBER.match(count):
         count = int(count)
     if count.__class__ is not int or not 1 <= count <= MAX_ATTEMPTS_MAX:
-        raise _invalid("RedrivePolicy", text, f"maxReceiveCount is an integer from 1 to {MAX_ATTEMPTS_MAX}")
+        raise invalid_redrive(
+            text,
+            f"Invalid value for maxReceiveCount: {_shown(str(count))}, valid values are from 1 to {MAX_ATTEMPTS_MAX} "
+            "both inclusive.",
+        )
     return Redrive(arn, target, count)
 
 
@@ -260,20 +292,21 @@ def parse_redrive_allow(text: str) -> RedriveAllow:
     """
     if not text:
         return RedriveAllow("allowAll", ())
-    found = _object("RedriveAllowPolicy", text, {"redrivePermission", "sourceQueueArns"})
+    refusal = partial(_invalid, "RedriveAllowPolicy", text)
+    found = _object(text, {"redrivePermission", "sourceQueueArns"}, refusal)
     permission, arns = found.get("redrivePermission", "allowAll"), found.get("sourceQueueArns")
     if permission not in ("allowAll", "denyAll", "byQueue"):
-        raise _invalid("RedriveAllowPolicy", text, "redrivePermission is allowAll, denyAll or byQueue")
+        raise refusal("redrivePermission is allowAll, denyAll or byQueue")
     if permission != "byQueue":
         if arns is not None:
-            raise _invalid("RedriveAllowPolicy", text, "only byQueue has sourceQueueArns; leave them out")
+            raise refusal("only byQueue has sourceQueueArns; leave them out")
         return RedriveAllow(permission, ())
     if not isinstance(arns, list) or not 1 <= len(arns) <= SQS_SOURCE_QUEUES_MAX:
-        raise _invalid("RedriveAllowPolicy", text, f"byQueue has 1 to {SQS_SOURCE_QUEUES_MAX} sourceQueueArns")
+        raise refusal(f"byQueue has 1 to {SQS_SOURCE_QUEUES_MAX} sourceQueueArns")
     names = tuple(name_in_arn(arn) if isinstance(arn, str) else None for arn in arns)
     sources = tuple(name for name in names if name is not None)
     if len(sources) != len(names):
-        raise _invalid("RedriveAllowPolicy", text, "a member of sourceQueueArns is not the ARN of a queue")
+        raise refusal("a member of sourceQueueArns is not the ARN of a queue")
     return RedriveAllow(permission, sources)
 
 
@@ -311,18 +344,18 @@ def checked_tags(tags: Mapping[str, str]) -> dict[str, str]:
     return dict(tags)
 
 
-def _object(name: str, text: str, members: set[str]) -> dict[str, Any]:
-    """The JSON object in an attribute, which has no other members."""
+def _object(text: str, members: set[str], refusal: Callable[[str], Exception]) -> dict[str, Any]:
+    """The JSON object in an attribute, which has no other members. `refusal` makes the error of a reason."""
     if len(text) > SQS_POLICY_BYTES_MAX:
-        raise _invalid(name, text, f"it has more than {SQS_POLICY_BYTES_MAX} characters")
+        raise refusal(f"it has more than {SQS_POLICY_BYTES_MAX} characters")
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
-        raise _invalid(name, text, "it is not valid JSON") from None
+        raise refusal("it is not valid JSON") from None
     if not isinstance(found, dict):
-        raise _invalid(name, text, "it is not a JSON object")
+        raise refusal("it is not a JSON object")
     if unknown := found.keys() - members:
-        raise _invalid(name, text, f"it has the unknown member {_shown(min(unknown))}")
+        raise refusal(f"it has the unknown member {_shown(min(unknown))}")
     return found
 
 
@@ -333,6 +366,12 @@ def _number(least: int, most: int) -> Callable[[str, str], str]:
         return str(int(value))
 
     return check
+
+
+def _boolean(name: str, value: str) -> str:
+    if value.lower() not in ("true", "false"):  # Also what Python's `str(True)` is.
+        raise _invalid(name, value, "it is true or false")
+    return value.lower()
 
 
 def _one_of(*values: str) -> Callable[[str, str], str]:
@@ -393,8 +432,19 @@ def _is_text(value: str) -> bool:
     return True
 
 
+def invalid_redrive(policy: str, reason: str) -> InvalidArgument:
+    """The error of a RedrivePolicy. SQS has another code for it than for other attributes."""
+    return InvalidArgument(f"Value {_shown(policy)} for parameter RedrivePolicy is invalid. Reason: {reason}")
+
+
+def _unknown(name: str) -> UnknownSqsAttribute:
+    return UnknownSqsAttribute(f"Unknown Attribute {_shown(name)}.")
+
+
 def _invalid(name: str, value: str, reason: str) -> InvalidSqsAttribute:
-    return InvalidSqsAttribute(f"Invalid value for the parameter {name}: {_shown(value)}. Reason: {reason}")
+    return InvalidSqsAttribute(
+        f"Invalid value for the parameter {name}. Reason: The value is {_shown(value)}; {reason}."
+    )
 
 
 def _shown(value: str) -> str:
@@ -402,12 +452,11 @@ def _shown(value: str) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
 
 
-_BOOLEAN: Final = _one_of("true", "false")
 _CHECKS: Final[dict[str, Callable[[str, str], str]]] = {
-    "ContentBasedDeduplication": _BOOLEAN,
+    "ContentBasedDeduplication": _boolean,
     "DeduplicationScope": _one_of("messageGroup", "queue"),
     "DelaySeconds": _number(0, SQS_DELAY_SECONDS_MAX),
-    "FifoQueue": _BOOLEAN,
+    "FifoQueue": _boolean,
     "FifoThroughputLimit": _one_of("perQueue", "perMessageGroupId"),
     "KmsDataKeyReusePeriodSeconds": _number(SQS_KEY_REUSE_SECONDS_MIN, SQS_KEY_REUSE_SECONDS_MAX),
     "KmsMasterKeyId": _check_key_id,
@@ -417,6 +466,6 @@ _CHECKS: Final[dict[str, Callable[[str, str], str]]] = {
     "ReceiveMessageWaitTimeSeconds": _number(0, SQS_WAIT_SECONDS_MAX),
     "RedriveAllowPolicy": _check_redrive_allow,
     "RedrivePolicy": _check_redrive,
-    "SqsManagedSseEnabled": _BOOLEAN,
+    "SqsManagedSseEnabled": _boolean,
     "VisibilityTimeout": _number(0, SQS_VISIBILITY_SECONDS_MAX),
 }

@@ -57,6 +57,7 @@ _READS: Final = frozenset(
     )
 )
 _CALL_ID: Final = "amz-sdk-invocation-id"  # AWS SDKs send it with every call, and some of them sign it.
+_TRACE_ID: Final = "x-amzn-trace-id"  # SDKs do not sign it, because proxies change it.
 _TARGET: Final = "AmazonSQS."
 _ACTION: Final = re.compile(rb"(?:^|&)Action=([A-Za-z]{1,64})(?=&|$)")
 _ENCODINGS: Final = frozenset(("", "identity"))
@@ -127,6 +128,7 @@ class SqsAuthenticator:
             client=client,
             base_url=base_url,
             region=self._region,
+            trace=headers.get(_TRACE_ID, ""),
         )
 
     def _check_scope(self, signature: Signature) -> None:
@@ -216,7 +218,12 @@ class SqsAnonymous:
             raise SqsError("AccessDenied", str(error)) from error
         authorizer.entry = _SERVICE
         return SqsCaller(
-            authorizer=authorizer, universe=self._universe, client=client, base_url=base_url, region=self._region
+            authorizer=authorizer,
+            universe=self._universe,
+            client=client,
+            base_url=base_url,
+            region=self._region,
+            trace=headers.get(_TRACE_ID, ""),
         )
 
 

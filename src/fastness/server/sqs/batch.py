@@ -12,15 +12,15 @@ Entry = Mapping[str, Any]
 _ID: Final = re.compile(rf"[A-Za-z0-9_-]{{1,{SQS_BATCH_ID_CHARACTERS_MAX}}}\Z")
 
 
-def checked_entries(parameters: Mapping[str, Any]) -> Sequence[Entry]:
-    """The entries of a batch.
+def checked_entries(action: str, parameters: Mapping[str, Any]) -> Sequence[Entry]:
+    """The entries of a batch of this action.
 
     Raises:
         SqsError: there are none or too many, or an id is invalid or occurs twice. Nothing of the batch is executed.
     """
     entries: Sequence[Entry] = parameters.get("Entries") or ()
     if not entries:
-        raise SqsError("EmptyBatchRequest", "There should be at least one entry in the request.")
+        raise SqsError("EmptyBatchRequest", f"There should be at least one {action}RequestEntry in the request.")
     if len(entries) > SQS_BATCH_ENTRIES_MAX:
         raise SqsError(
             "TooManyEntriesInBatchRequest",

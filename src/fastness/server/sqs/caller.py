@@ -19,6 +19,7 @@ class SqsCaller(msgspec.Struct, frozen=True, kw_only=True):
     client: str = ""  # The network address.
     base_url: str  # Of queue URLs, without a slash at the end: `http://127.0.0.1:9440/sqs`.
     region: str
+    trace: str = ""  # The header X-Amzn-Trace-Id of the request.
 
 
 class SqsAuthentication(Protocol):

@@ -33,7 +33,7 @@ from fastness.server.logs import RateLimitFilter, correlation_id_of, correlation
 from fastness.server.refusals import is_counted, request_scope
 from fastness.server.sqs import json_protocol, query_protocol
 from fastness.server.sqs.caller import Actions, SqsAuthentication, SqsCaller
-from fastness.server.sqs.errors import SqsError, sqs_error
+from fastness.server.sqs.errors import INTERNAL_FAILURE, UNAVAILABLE, SqsError, sqs_error
 from fastness.server.sqs.model import Action
 
 _log = logging.getLogger("fastness.sqs")
@@ -197,8 +197,8 @@ class SqsEndpoint:
                 response = self._refusal(exchange, sqs_error(error))
             except Exception as error:
                 _log.error("%s failed", _name(exchange), exc_info=error)
-                message = f"Unexpected error; the server's log has the details under correlation id {correlation_id}"
-                response = self._refusal(exchange, SqsError("InternalFailure", message))
+                hint = f"Unexpected error; the server's log has the details under correlation id {correlation_id}"
+                response = self._refusal(exchange, SqsError("InternalFailure", INTERNAL_FAILURE, hint=hint))
             else:
                 self.requests[_name(exchange), _OK] += 1
             if response.status in _CLOSING and exchange.is_body_unread:
@@ -208,7 +208,7 @@ class SqsEndpoint:
     async def _output(self, exchange: _Exchange) -> dict[str, Any]:
         """Check and execute a request."""
         if self._context.draining:
-            raise SqsError("ServiceUnavailable", _RETRY)
+            raise SqsError("ServiceUnavailable", UNAVAILABLE, hint=_RETRY)
         if is_cross_origin(exchange.headers):
             raise SqsError(
                 "AccessDenied", "Web pages of other origins may not call this server; call it from a program"

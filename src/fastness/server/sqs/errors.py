@@ -1,4 +1,7 @@
-"""Errors of the SQS API, and how those of Fastness become them."""
+"""Errors of the SQS API, and how those of Fastness become them.
+
+The message of an error is AWS's own, because programs compare it. What Fastness adds is its hint: a field of its own.
+"""
 
 from typing import Final
 
@@ -16,12 +19,16 @@ from fastness.server.sqs.model import ErrorShape
 from fastness.server.sqs.shapes import ERRORS
 
 _COMMON_NAMESPACE: Final = "com.amazon.coral.service"
+_REASON: Final = "Reason: "
+_QUEUE_TYPE: Final = "Modifying queue type is not supported."
 
 
 class SqsError(Exception):
     """An error response of the SQS API."""
 
-    def __init__(self, name: str, message: str, *, status: int | None = None, query_code: str | None = None) -> None:
+    def __init__(
+        self, name: str, message: str, *, hint: str = "", status: int | None = None, query_code: str | None = None
+    ) -> None:
         """`name` is that of the error's shape, or its code in the Query protocol: `QueueDoesNotExist`,
         `InvalidParameterValue`. Errors of the service model, and those that all services of AWS have, are known; give
         the code and the status of others, or they are the name and 400.
@@ -30,6 +37,7 @@ class SqsError(Exception):
         known = _KNOWN.get(name) or ErrorShape(name, name)
         self.shape = ErrorShape(known.name, query_code or known.query_code, status or known.status, known.namespace)
         self.message = message
+        self.hint = hint
 
     @property
     def name(self) -> str:
@@ -66,7 +74,12 @@ def sqs_error(error: FastnessError) -> SqsError:
     name = _BY_CODE.get(error.code)
     if name is None:
         name = next((name for kind, name in _BY_CLASS if isinstance(error, kind)), "InternalFailure")
-    return SqsError(name, str(error))
+    message, hint = _TEXTS.get(name, str(error)), str(error)
+    if name == "InvalidAttributeValue":  # Its reasons are Fastness's own, but for one.
+        message, _, hint = message.partition(f" {_REASON}")
+        if hint == _QUEUE_TYPE:
+            message, hint = str(error), ""
+    return SqsError(name, message, hint="" if hint == message else hint)
 
 
 def missing_parameter(name: str) -> SqsError:
@@ -117,7 +130,7 @@ _BY_CODE: Final = {
     "invalid_argument": "InvalidParameterValue",
     "invalid_sqs_attribute": "InvalidAttributeValue",
     "move_task_not_running": "UnsupportedOperation",
-    "move_task_running": "UnsupportedOperation",
+    "move_task_running": "InvalidParameterValue",
     "not_found": "ResourceNotFoundException",
     "payload_too_large": "InvalidParameterValue",
     "purge_in_progress": "PurgeQueueInProgress",
@@ -139,3 +152,14 @@ _BY_CLASS: Final[tuple[tuple[type[FastnessError], str], ...]] = (
     (Closed, "ServiceUnavailable"),
     (Unsupported, "UnsupportedOperation"),
 )
+
+# What AWS says in an error that a call may get for several reasons of Fastness. The reason is the hint.
+QUEUE_DOES_NOT_EXIST: Final = "The specified queue does not exist."
+INTERNAL_FAILURE: Final = "The request processing has failed because of an unknown error, exception or failure."
+UNAVAILABLE: Final = "The request has failed due to a temporary failure of the server."
+_TEXTS: Final = {
+    "InternalFailure": INTERNAL_FAILURE,
+    "QueueDoesNotExist": QUEUE_DOES_NOT_EXIST,
+    "RequestThrottled": "The request was denied due to request throttling.",
+    "ServiceUnavailable": UNAVAILABLE,
+}

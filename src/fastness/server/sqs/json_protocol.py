@@ -46,7 +46,7 @@ def encode(output: dict[str, Any]) -> bytes:
 def encode_error(error: SqsError) -> tuple[bytes, dict[str, str]]:
     """The body of an error response, and the header by which clients of the Query protocol's time know the error."""
     fault = "Sender" if error.sender_fault else "Receiver"
-    body = {"__type": error.code, "message": error.message}
+    body = {"__type": error.code, "message": error.message} | ({"hint": error.hint} if error.hint else {})
     return msgspec.json.encode(body), {"x-amzn-query-error": f"{error.query_code};{fault}"}
 
 

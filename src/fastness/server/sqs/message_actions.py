@@ -7,13 +7,21 @@ as those of native clients do.
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from fastness.clock import SystemClock
-from fastness.errors import BlobNotFound, Corrupt, MessageCancelled, QueueMessageLeaseMismatch, QueueNotFound
+from fastness.errors import (
+    BlobNotFound,
+    Corrupt,
+    MessageCancelled,
+    MessageNotFound,
+    QueueMessageLeaseMismatch,
+    QueueNotFound,
+)
 from fastness.limits import (
     PAYLOAD_INLINE_BYTES_MAX,
     SQS_ENVELOPE_BYTES_MAX,
@@ -40,6 +48,8 @@ from fastness.wire.queues import (
     AckMessages,
     ChangeVisibility,
     Deliveries,
+    GetMessage,
+    MessageLease,
     NackMessages,
     NewMessage,
     Outcome,
@@ -58,7 +68,10 @@ Parameters = Mapping[str, Any]
 Output = dict[str, Any]
 
 _ALL: Final = "All"
-_SYSTEM_ATTRIBUTES: Final = frozenset(
+_EVERY_NAME: Final = frozenset((_ALL, "*"))  # In MessageAttributeNames; `.*` is a prefix of all names.
+_ENTRY_TOO_LARGE: Final = "One or more parameters cannot be validated."
+_IN_QUEUE: Final = frozenset(("ready", "delayed", "blocked", "leased"))
+SYSTEM_ATTRIBUTES: Final = frozenset(
     (
         "SenderId",
         "SentTimestamp",
@@ -89,13 +102,14 @@ class MessageActions:
 
     async def send_message(self, caller: SqsCaller, parameters: Parameters) -> Output:
         queue, settings = await self._queue_to_send(caller, parameters)
-        message = messages.outgoing(parameters, settings, caller.authorizer.token_id)
+        message = messages.outgoing(parameters, settings, caller.authorizer.token_id, trace=caller.trace)
         receipt = (await self._put(caller, queue, [message]))[0]
         return message.output(receipt.id, fifo=settings.fifo)
 
     async def send_message_batch(self, caller: SqsCaller, parameters: Parameters) -> Output:
         queue, settings = await self._queue_to_send(caller, parameters)
-        entries = checked_entries(parameters)
+        entries = checked_entries("SendMessageBatch", parameters)
+        messages.check_batch(entries, settings)
         size = sum([messages.message_size(entry) for entry in entries])
         if size > SQS_MESSAGE_BYTES_MAX:
             raise SqsError(
@@ -106,7 +120,10 @@ class MessageActions:
         valid: list[tuple[Entry, Outgoing]] = []
         for entry in entries:
             try:
-                valid.append((entry, messages.outgoing(entry, settings, caller.authorizer.token_id)))
+                sender, trace = caller.authorizer.token_id, caller.trace
+                valid.append(
+                    (entry, messages.outgoing(entry, settings, sender, trace=trace, too_large=_ENTRY_TOO_LARGE))
+                )
             except SqsError as error:
                 results.fail(entry, error)
         if valid:
@@ -257,7 +274,7 @@ class MessageActions:
 
     async def delete_message_batch(self, caller: SqsCaller, parameters: Parameters) -> Output:
         queue, settings = await self._queue_to_settle(caller, parameters, AckMessages)
-        entries = checked_entries(parameters)
+        entries = checked_entries("DeleteMessageBatch", parameters)
         results = BatchResults(entries)
         valid = _with_receipts(caller, queue, entries, results)
         if valid:
@@ -291,7 +308,7 @@ class MessageActions:
 
     async def change_message_visibility_batch(self, caller: SqsCaller, parameters: Parameters) -> Output:
         queue, _ = await self._queue_to_settle(caller, parameters, ChangeVisibility)
-        entries = checked_entries(parameters)
+        entries = checked_entries("ChangeMessageVisibilityBatch", parameters)
         results = BatchResults(entries)
         valid: list[tuple[Entry, VisibilityChange]] = []
         for entry, receipt in _with_receipts(caller, queue, entries, results):
@@ -313,17 +330,38 @@ class MessageActions:
             raise invalid_value(
                 "VisibilityTimeout",
                 seconds,
-                f"Total VisibilityTimeout for the message is beyond the limit [{SQS_VISIBILITY_SECONDS_MAX} seconds]; "
-                f"it was received {so_far_seconds} seconds ago.",
+                f"Total VisibilityTimeout for the message is beyond the limit [{SQS_VISIBILITY_SECONDS_MAX} seconds]",
+                hint=f"The message was received {so_far_seconds} seconds ago.",
             )
         return VisibilityChange(receipt.lease, float(seconds))
 
     async def _change_visibility(
         self, caller: SqsCaller, queue: str, changes: Sequence[tuple[str, VisibilityChange]]
     ) -> list[SqsError | None]:
-        request = ChangeVisibility(queue, [change for _, change in changes], caller.universe)
+        wanted = [change for _, change in changes]
+        request = ChangeVisibility(queue, wanted, caller.universe, late_owner=_owner(caller))
         answer = await execute(self._transport, caller, request)
-        return [_not_changed(handle, outcome) for (handle, _), outcome in zip(changes, answer.outcomes, strict=True)]
+        return [
+            await self._not_changed(caller, queue, handle, change.lease, outcome)
+            for (handle, change), outcome in zip(changes, answer.outcomes, strict=True)
+        ]
+
+    async def _not_changed(
+        self, caller: SqsCaller, queue: str, handle: str, lease: MessageLease, outcome: Outcome
+    ) -> SqsError | None:
+        """Why the visibility timeout of a message cannot change.
+
+        An old handle is no error while its message is in the queue, and has no effect: a later receive has the message.
+        """
+        if outcome.code is None:
+            return None
+        if outcome.code not in _LOST:
+            return invalid_handle(handle)
+        with suppress(MessageNotFound):
+            if (await self._transport.call(GetMessage(queue, lease.id, caller.universe))).state in _IN_QUEUE:
+                return None
+        reason = "Message does not exist or is not available for visibility timeout change."
+        return invalid_value("ReceiptHandle", handle, reason)
 
     async def _queue_to_settle(
         self,
@@ -343,12 +381,12 @@ class _Wanted:
         """Raises SqsError if there is no system attribute of a given name."""
         named = [*parameters.get("AttributeNames", ()), *parameters.get("MessageSystemAttributeNames", ())]
         for name in named:
-            if name != _ALL and name not in _SYSTEM_ATTRIBUTES and name not in _WITHOUT_VALUE:
+            if name != _ALL and name not in SYSTEM_ATTRIBUTES and name not in _WITHOUT_VALUE:
                 raise SqsError("InvalidAttributeName", f"Unknown Attribute {name[:200]}.")
-        self.system: Collection[str] = _SYSTEM_ATTRIBUTES if _ALL in named else frozenset(named)
+        self.system: Collection[str] = SYSTEM_ATTRIBUTES if _ALL in named else frozenset(named)
         names: Sequence[str] = parameters.get("MessageAttributeNames", ())
         self.is_any_attribute = bool(names)
-        self._has_all = _ALL in names
+        self._has_all = not _EVERY_NAME.isdisjoint(names)
         self._names = frozenset(names)
         # `.*` has the empty prefix, which all names have.
         self._prefixes = tuple(name.removesuffix(".*") for name in names if name.endswith(".*"))
@@ -456,16 +494,4 @@ def _not_deleted(handle: str, outcome: Outcome, settings: SqsSettings) -> SqsErr
         return None
     if outcome.code in _LOST:
         return invalid_value("ReceiptHandle", handle, "The receipt handle has expired.")
-    return invalid_handle(handle)
-
-
-def _not_changed(handle: str, outcome: Outcome) -> SqsError | None:
-    if outcome.code is None:
-        return None
-    if outcome.code in _LOST:
-        return SqsError(
-            "MessageNotInflight",
-            f"Value {handle} for parameter ReceiptHandle is invalid. Reason: Message does not exist or is not "
-            "available for visibility timeout change.",
-        )
     return invalid_handle(handle)

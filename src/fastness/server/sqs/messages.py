@@ -4,7 +4,7 @@
     MessageBody                     payload, as UTF-8; content type text/plain; charset=utf-8
     MessageAttributes  String       the attribute of that name
                        others       the same, Binary as base64; its data type in the attribute sqs-type.NAME
-    AWSTraceHeader                  the attribute AWSTraceHeader
+    AWSTraceHeader                  the attribute AWSTraceHeader; without it, the header X-Amzn-Trace-Id of the request
     MessageGroupId     FIFO         group; one that is no valid name is hashed, and kept as the attribute MessageGroupId
                        standard     the attribute MessageGroupId
     MessageDeduplicationId          idempotency key, and the attribute MessageDeduplicationId
@@ -20,7 +20,7 @@ its blob and size, with `fastness-encoding` = `blob`.
 
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from hashlib import md5, sha256
 from typing import Any, Final, NamedTuple
@@ -55,11 +55,15 @@ _TYPES: Final = ("String", "Number", "Binary")
 
 _INVALID: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _TOKEN: Final = re.compile(rf"[!-~]{{1,{SQS_TOKEN_CHARACTERS_MAX}}}\Z")  # Letters, digits and punctuation.
-_NAME: Final = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\Z")
-_RESERVED_NAME: Final = re.compile(r"(aws|amazon)\.", re.IGNORECASE)
+_NAME: Final = re.compile(r"[\w.-]+\Z")  # Of letters of any language.
+_RESERVED_NAME: Final = re.compile(r"(aws\.|amazon\.|\.)|.*(\.\.|\.\Z)", re.IGNORECASE)
 _NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?\Z", re.ASCII)
 _EXPONENT: Final = re.compile(r"[eE].*")
 _EXPONENT_MIN, _EXPONENT_MAX = -128, 126
+_INVALID_CHARACTERS: Final = (
+    "Invalid characters found. Valid unicode characters are #x9 | #xA | #xD | #x20 to #xD7FF | #xE000 to #xFFFD | "
+    "#x10000 to #x10FFFF"
+)
 
 
 class Attribute(NamedTuple):
@@ -92,8 +96,26 @@ class Outgoing(NamedTuple):
         return output
 
 
-def outgoing(parameters: Mapping[str, Any], queue: SqsSettings, sender: str = "") -> Outgoing:
+def check_batch(entries: Sequence[Mapping[str, Any]], queue: SqsSettings) -> None:
+    """Raise SqsError if a SendMessageBatch fails as a whole: an entry for a FIFO queue does not say its order."""
+    for entry in entries if queue.fifo else ():
+        if not entry.get(GROUP):
+            raise SqsError("InvalidParameterValue", missing_parameter(GROUP).message)
+        if not queue.content_based and not entry.get(DEDUPLICATION):
+            raise _no_deduplication()
+
+
+def outgoing(
+    parameters: Mapping[str, Any],
+    queue: SqsSettings,
+    sender: str = "",
+    *,
+    trace: str = "",
+    too_large: str = "One or more parameters are invalid.",
+) -> Outgoing:
     """The message of a SendMessage, or of one entry of a SendMessageBatch; `sender` is the id of the caller's token.
+
+    `trace` is the trace header of the request, which a system attribute overrides.
 
     Raises:
         SqsError: a parameter is invalid, or not for this kind of queue, or the message is too large.
@@ -102,7 +124,7 @@ def outgoing(parameters: Mapping[str, Any], queue: SqsSettings, sender: str = ""
     if not body:
         raise missing_parameter("MessageBody")
     if not is_text(body):
-        raise _invalid_contents("The message body")
+        raise SqsError("InvalidMessageContents", _INVALID_CHARACTERS)
     payload = body.encode()
     given = parameters.get("MessageAttributes")
     attributes = checked_attributes(given) if given else {}
@@ -110,13 +132,15 @@ def outgoing(parameters: Mapping[str, Any], queue: SqsSettings, sender: str = ""
     if size > queue.max_bytes:
         raise SqsError(
             "InvalidParameterValue",
-            f"One or more parameters are invalid. Reason: Message must be shorter than {queue.max_bytes} bytes; "
-            f"it has {size} with its attributes.",
+            f"{too_large} Reason: Message must be shorter than {queue.max_bytes} bytes.",
+            hint=f"It has {size} bytes with its attributes.",
         )
     native: dict[str, str] = {SENDER: sender} if sender else {}
     system = parameters.get("MessageSystemAttributes")
-    trace = _checked_trace_header(system) if system else None
-    if trace is not None:
+    own_trace = _checked_trace_header(system) if system else None
+    if own_trace is not None:
+        native[TRACE_HEADER] = own_trace
+    elif trace and _is_trace_header(trace):  # Proxies add it, so a wrong one is no fault of the caller.
         native[TRACE_HEADER] = trace
     group, key = _order(parameters, queue, payload, native)
     delay_seconds = _delay_seconds(parameters, queue)
@@ -141,7 +165,7 @@ def outgoing(parameters: Mapping[str, Any], queue: SqsSettings, sender: str = ""
         message,
         md5_of(body.encode() if content_type is ENVELOPE else payload),
         md5_of_attributes(attributes) if attributes else None,
-        None if trace is None else md5_of_attributes({TRACE_HEADER: Attribute("String", trace)}),
+        None if own_trace is None else md5_of_attributes({TRACE_HEADER: Attribute("String", own_trace)}),
     )
 
 
@@ -230,11 +254,10 @@ def is_token(text: str) -> bool:
     return _TOKEN.match(text) is not None
 
 
-def invalid_value(parameter: str, value: object, reason: str) -> SqsError:
+def invalid_value(parameter: str, value: object, reason: str, *, hint: str = "") -> SqsError:
     """The error of a parameter whose value is not allowed."""
-    return SqsError(
-        "InvalidParameterValue", f"Value {str(value)[:200]} for parameter {parameter} is invalid. Reason: {reason}"
-    )
+    message = f"Value {str(value)[:200]} for parameter {parameter} is invalid. Reason: {reason}"
+    return SqsError("InvalidParameterValue", message, hint=hint)
 
 
 def not_for_this_queue(parameter: str, value: object) -> SqsError:
@@ -266,11 +289,7 @@ def _order(
         raise missing_parameter(GROUP)
     if deduplication is None:
         if not queue.content_based:
-            raise SqsError(
-                "InvalidParameterValue",
-                "The queue should either have ContentBasedDeduplication enabled or MessageDeduplicationId provided "
-                "explicitly",
-            )
+            raise _no_deduplication()
         deduplication = sha256(payload).hexdigest()
     native[DEDUPLICATION] = deduplication
     key = f"queue:{deduplication}"
@@ -311,13 +330,19 @@ def checked_attributes(given: Mapping[str, Mapping[str, Any]]) -> dict[str, Attr
 
 
 def _checked_attribute(name: str, given: Mapping[str, Any]) -> Attribute:
-    if not _NAME.match(name) or len(name) > SQS_ATTRIBUTE_NAME_CHARACTERS_MAX or _RESERVED_NAME.match(name):
-        raise SqsError(
-            "InvalidParameterValue",
-            f"The message attribute name '{name[:SQS_ATTRIBUTE_NAME_CHARACTERS_MAX]}' is invalid. Attribute name can "
-            "contain A-Z, a-z, 0-9, underscore (_), hyphen (-), and period (.) characters, up to "
-            f"{SQS_ATTRIBUTE_NAME_CHARACTERS_MAX} of them. It must not start or end with a period, have two periods in "
-            "succession, or start with AWS. or Amazon.",
+    if len(name) > SQS_ATTRIBUTE_NAME_CHARACTERS_MAX:
+        raise _invalid_attribute(name, "Message (user) attribute names must be shorter than 256 Bytes")
+    if not _NAME.match(name):
+        raise _invalid_attribute(
+            name,
+            "Message (user) attributes name can only contain upper and lower score characters, digits, periods, "
+            "hyphens and underscores. ",
+        )
+    if _RESERVED_NAME.match(name):
+        raise _invalid_attribute(
+            name,
+            "You can't use message attribute names beginning with 'AWS.' or 'Amazon.'. These strings are reserved for "
+            "internal use. Additionally, they cannot start or end with '.'.",
         )
     type = given.get("DataType") or ""
     base = type.partition(".")[0]
@@ -329,7 +354,8 @@ def _checked_attribute(name: str, given: Mapping[str, Any]) -> Attribute:
         raise SqsError(
             "InvalidParameterValue",
             f"The message attribute '{name}' has an invalid message attribute type, the set of supported type prefixes "
-            f"is Binary, Number, and String, and a type has at most {SQS_ATTRIBUTE_NAME_CHARACTERS_MAX} characters.",
+            "is Binary, Number, and String.",
+            hint=f"A type has at most {SQS_ATTRIBUTE_NAME_CHARACTERS_MAX} characters, as in String.uuid.",
         )
     if given.get("StringListValues") or given.get("BinaryListValues"):
         raise SqsError(
@@ -340,12 +366,12 @@ def _checked_attribute(name: str, given: Mapping[str, Any]) -> Attribute:
     if not value or given.get(other):
         raise SqsError(
             "InvalidParameterValue",
-            f"The message attribute '{name}' must contain non-empty message attribute value for message attribute type "
-            f"'{type}', as {wanted}.",
+            f"Message (user) attribute '{name}' must contain a non-empty value of type '{base}'.",
+            hint=f"A value of the type {type} is in {wanted}, and nowhere else.",
         )
     if isinstance(value, str):
-        if not is_text(value):
-            raise _invalid_contents(f"The message attribute '{name}'")
+        if not is_text(value):  # AWS has another code for bodies.
+            raise _invalid_attribute(name, _INVALID_CHARACTERS)
         if base == "Number":
             _check_number(name, value)
     return Attribute(type, value)
@@ -362,8 +388,9 @@ def _check_number(name: str, text: str) -> None:
     if len(digits) > SQS_NUMBER_DIGITS_MAX or (number and not _EXPONENT_MIN <= number.adjusted() <= _EXPONENT_MAX):
         raise SqsError(
             "InvalidParameterValue",
-            f"The value of the message attribute '{name}' has more than {SQS_NUMBER_DIGITS_MAX} digits, or is not "
-            f"between 10^{_EXPONENT_MIN} and 10^{_EXPONENT_MAX}.",
+            f"Could not cast message attribute '{name}' value to number.",
+            hint=f"It has more than {SQS_NUMBER_DIGITS_MAX} digits, or is not between 10^{_EXPONENT_MIN} and "
+            f"10^{_EXPONENT_MAX}.",
         )
 
 
@@ -380,13 +407,17 @@ def _checked_trace_header(system: Mapping[str, Mapping[str, Any]]) -> str:
         raise SqsError(
             "InvalidParameterValue", f"The message system attribute '{TRACE_HEADER}' must contain a non-empty String."
         )
-    if len(value) > SQS_TRACE_HEADER_CHARACTERS_MAX or not is_text(value):
+    if not _is_trace_header(value):
         raise SqsError(
             "InvalidParameterValue",
             f"The message system attribute '{TRACE_HEADER}' must have at most {SQS_TRACE_HEADER_CHARACTERS_MAX} "
             "characters, and only those that a message body may have.",
         )
     return str(value)
+
+
+def _is_trace_header(value: str) -> bool:
+    return len(value) <= SQS_TRACE_HEADER_CHARACTERS_MAX and is_text(value)
 
 
 def _native_attributes(attributes: Attributes) -> dict[str, str]:
@@ -479,9 +510,12 @@ def _byte_count(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
 
 
-def _invalid_contents(what: str) -> SqsError:
+def _no_deduplication() -> SqsError:
     return SqsError(
-        "InvalidMessageContents",
-        f"{what} has characters outside the allowed set: #x9 | #xA | #xD | #x20 to #xD7FF | #xE000 to #xFFFD | "
-        "#x10000 to #x10FFFF",
+        "InvalidParameterValue",
+        "The queue should either have ContentBasedDeduplication enabled or MessageDeduplicationId provided explicitly",
     )
+
+
+def _invalid_attribute(name: str, message: str) -> SqsError:
+    return SqsError("InvalidParameterValue", message, hint=f"The attribute is {name[:100]!r}.")

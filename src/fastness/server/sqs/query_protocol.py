@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, Final
 
 from fastness.limits import SQS_FORM_FIELDS_MAX, SQS_MALFORMED_ESCAPES_MAX
-from fastness.server.sqs.errors import SqsError, missing_parameter
+from fastness.server.sqs.errors import QUEUE_DOES_NOT_EXIST, SqsError, missing_parameter
 from fastness.server.sqs.model import INTEGER_MAX, LONG_MAX, Action, ListOf, MapOf, Member, Scalar, Shape, Structure
 from fastness.server.sqs.shapes import ACTIONS, NAMESPACE
 
@@ -28,6 +28,9 @@ _ENTRIES: Final = "Entries"  # The member of a batch that has its entries.
 _PARTS_MAX: Final = 16  # Of a field's name. The deepest one of SQS has 7.
 _BOOLEANS: Final = {"true": True, "false": False}
 _SHOWN_CHARACTERS: Final = 100  # Of a value in an error message.
+_QUEUE_DOES_NOT_EXIST: Final = (
+    "The specified queue does not exist for this wsdl version."  # AWS's text of this protocol.
+)
 
 Fields = dict[str, str]
 
@@ -239,9 +242,11 @@ def encode(action: Action, output: dict[str, Any], request_id: str) -> bytes:
 def encode_error(error: SqsError, request_id: str) -> bytes:
     """The body of an error response."""
     fault = "Sender" if error.sender_fault else "Receiver"
+    message = _QUEUE_DOES_NOT_EXIST if error.message == QUEUE_DOES_NOT_EXIST else error.message
+    detail = f"<Detail>{escape(error.hint)}</Detail>" if error.hint else "<Detail/>"
     return (
         f'<?xml version="1.0"?><ErrorResponse xmlns="{NAMESPACE}"><Error><Type>{fault}</Type>'
-        f"<Code>{escape(error.query_code)}</Code><Message>{escape(error.message)}</Message><Detail/></Error>"
+        f"<Code>{escape(error.query_code)}</Code><Message>{escape(message)}</Message>{detail}</Error>"
         f"<RequestId>{request_id}</RequestId></ErrorResponse>"
     ).encode()
 

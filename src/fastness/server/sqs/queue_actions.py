@@ -17,9 +17,16 @@ from fastness.limits import (
 from fastness.names import checked_name
 from fastness.server.sqs.caller import SqsCaller
 from fastness.server.sqs.calls import authorize, execute
-from fastness.server.sqs.errors import SqsError
+from fastness.server.sqs.errors import UNAVAILABLE, SqsError, missing_parameter
 from fastness.server.sqs.messages import invalid_value
-from fastness.server.sqs.queue_urls import queue_arn, queue_at, queue_does_not_exist, queue_of_arn, queue_url
+from fastness.server.sqs.queue_urls import (
+    queue_arn,
+    queue_at,
+    queue_does_not_exist,
+    queue_of_arn,
+    queue_url,
+    resource_not_found,
+)
 from fastness.server.sqs.settings_cache import SettingsCache
 from fastness.server.sqs.shapes import ACTIONS
 from fastness.server.transport import ServerTransport
@@ -31,6 +38,7 @@ from fastness.wire.sqs import (
     CreateSqsQueue,
     DeleteSqsQueue,
     GetSqsQueue,
+    GetSqsSettings,
     ListMoveTasks,
     ListSqsQueues,
     ListSqsSources,
@@ -49,6 +57,7 @@ Output = dict[str, Any]
 Statements = list[dict[str, Any]]
 
 _ALL: Final = "All"
+_SOURCE, _DESTINATION = "SourceArn", "DestinationArn"
 _LABEL: Final = re.compile(r"[A-Za-z0-9_-]{1,80}\Z")
 _ACCOUNT: Final = re.compile(r"[0-9]{12}\Z", re.ASCII)
 
@@ -163,7 +172,7 @@ class QueueActions:
         def removed(statements: Statements) -> Statements:
             left = [each for each in statements if each.get("Sid") != label]
             if len(left) == len(statements):
-                raise invalid_value("Label", label, "can't find label on existing policy.")
+                raise invalid_value("Label", label, "can't find label.")
             return left
 
         await self._change_statements(caller, queue, parameters, removed)
@@ -181,20 +190,28 @@ class QueueActions:
             found = await self._set(caller, queue, {"Policy": wanted}, if_policy=before)
             if found.attributes.get("Policy", "") == wanted:
                 return
-        raise SqsError("ServiceUnavailable", f"Too many calls change the permissions of {queue} at once; try again")
+        hint = f"Too many calls change the permissions of {queue} at once; try again"
+        raise SqsError("ServiceUnavailable", UNAVAILABLE, hint=hint)
 
     # Move tasks
 
     async def start_message_move_task(self, caller: SqsCaller, parameters: Parameters) -> Output:
-        source = queue_of_arn(caller, parameters["SourceArn"])
-        arn = parameters.get("DestinationArn")
-        destination = None if arn is None else queue_of_arn(caller, arn)
+        source = queue_of_arn(caller, _SOURCE, parameters[_SOURCE])
+        arn = parameters.get(_DESTINATION)
+        destination = None if arn is None else queue_of_arn(caller, _DESTINATION, arn)
         per_second = parameters.get("MaxNumberOfMessagesPerSecond")
-        task = await self._execute_task(caller, StartMoveTask(source, destination, per_second, caller.universe))
+        request = StartMoveTask(source, destination, per_second, caller.universe)
+        try:
+            task = await self._execute_task(caller, request)
+        except SqsError as error:
+            found = await self._transport.call(GetSqsSettings(source, caller.universe))
+            if found.exists and error.name == "ResourceNotFoundException":  # So the other queue does not exist.
+                raise resource_not_found(_DESTINATION, error.hint) from None
+            raise
         return {"TaskHandle": task.handle}
 
     async def list_message_move_tasks(self, caller: SqsCaller, parameters: Parameters) -> Output:
-        source = queue_of_arn(caller, parameters["SourceArn"])
+        source = queue_of_arn(caller, _SOURCE, parameters[_SOURCE])
         limit = parameters.get("MaxResults", 1)
         if not 1 <= limit <= MOVE_TASKS_LISTED_MAX:
             raise invalid_value("MaxResults", limit, f"Value must be between 1 and {MOVE_TASKS_LISTED_MAX}.")
@@ -225,9 +242,7 @@ class QueueActions:
         try:
             return await self._execute(caller, request)
         except QueueNotFound as error:  # The other actions name queues by URLs, and answer QueueDoesNotExist.
-            raise SqsError(
-                "ResourceNotFoundException", f"The resource that you specified doesn't exist. {error}"
-            ) from None
+            raise resource_not_found(_SOURCE, str(error)) from None
 
 
 def _page(parameters: Parameters) -> tuple[int | None, str]:
@@ -275,18 +290,18 @@ def _statement(caller: SqsCaller, queue: str, parameters: Parameters) -> dict[st
     if not _LABEL.match(label):
         raise invalid_value("Label", label, "It has 1 to 80 alphanumeric characters, hyphens and underscores.")
     if not accounts:
-        raise invalid_value("AWSAccountIds", accounts, "At least one account is needed.")
+        raise invalid_value("PrincipalId", accounts, "Unable to verify.", hint="At least one account is needed.")
     for account in accounts:
         if not _ACCOUNT.match(account):
-            raise invalid_value("PrincipalId", account, "Unable to verify; an account has 12 digits.")
+            raise invalid_value("PrincipalId", account, "Unable to verify.", hint="An account has 12 digits.")
     if not actions:
-        raise invalid_value("Actions", actions, "At least one action is needed.")
+        raise missing_parameter("Actions")
     if len(actions) > SQS_POLICY_ACTIONS_MAX:
         raise SqsError("OverLimit", f"{len(actions)} Actions were found, maximum allowed is {SQS_POLICY_ACTIONS_MAX}.")
     for action in actions:
         if action != "*" and action not in ACTIONS:
             raise invalid_value(
-                "ActionName", action, "Please refer to the appropriate WSDL for a list of valid actions."
+                "ActionName", f"SQS:{action}", "Please refer to the appropriate WSDL for a list of valid actions. "
             )
     return {
         "Sid": label,

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 from fastness.errors import InvalidName
 from fastness.names import checked_name
 from fastness.server.sqs.caller import SqsCaller
-from fastness.server.sqs.errors import SqsError
+from fastness.server.sqs.errors import QUEUE_DOES_NOT_EXIST, SqsError
 
 _ARN_PARTS: Final = 6
 
@@ -48,29 +48,38 @@ def queue_arn(caller: SqsCaller, queue: str) -> str:
     return f"arn:aws:sqs:{caller.region}:{caller.account}:{queue}"
 
 
-def queue_of_arn(caller: SqsCaller, arn: str) -> str:
-    """The name of the queue with this ARN.
+def queue_of_arn(caller: SqsCaller, parameter: str, arn: str) -> str:
+    """The name of the queue with this ARN, which a call has in this parameter.
 
     Raises:
         SqsError: it is not the ARN of a queue, or of a queue of another account or region.
     """
     parts = arn.split(":")
-    if len(parts) != _ARN_PARTS or parts[0] != "arn" or parts[2] != "sqs" or not parts[5]:
+    try:
+        if len(parts) != _ARN_PARTS or parts[0] != "arn" or parts[2] != "sqs":
+            raise ValueError
+        name = checked_name("queue", parts[5])
+    except (ValueError, InvalidName):
         raise SqsError(
             "InvalidParameterValue",
-            f"{arn[:200]!r} is not the ARN of a queue; an ARN is like {queue_arn(caller, 'orders')}",
-        )
+            f"You must use this format to specify the {parameter}: "
+            "arn:<partition>:<service>:<region>:<account-id>:<resource-id>",
+            hint=f"It is {arn[:200]!r}; an ARN is like {queue_arn(caller, 'orders')}",
+        ) from None
     if parts[3] != caller.region or parts[4] != caller.account:
-        raise SqsError(
-            "ResourceNotFoundException",
-            f"The resource {arn[:200]} does not exist; ARNs of this server begin with {queue_arn(caller, '')}",
-        )
-    return _checked(parts[5], arn)
+        raise resource_not_found(parameter, f"ARNs of this server begin with {queue_arn(caller, '')}")
+    return name
 
 
 def queue_does_not_exist() -> SqsError:
-    """The error of a call that names an absent queue."""
-    return SqsError("QueueDoesNotExist", "The specified queue does not exist.")
+    """The error of a call that names an absent queue by its URL or its name."""
+    return SqsError("QueueDoesNotExist", QUEUE_DOES_NOT_EXIST)
+
+
+def resource_not_found(parameter: str, hint: str) -> SqsError:
+    """The error of a call that names an absent queue by its ARN, in this parameter."""
+    message = f"The resource that you specified for the {parameter} parameter doesn't exist."
+    return SqsError("ResourceNotFoundException", message, hint=hint)
 
 
 def _checked(name: str, given: str) -> str:
