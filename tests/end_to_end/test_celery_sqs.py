@@ -135,9 +135,10 @@ def test_a_task_that_is_rejected_after_its_visibility_timeout_runs_again(
     workers.wait(lambda: len(workers.runs()) == 1)
     workers.wait(lambda: broker.counts() == (1, 0), broker.counts)  # While it has one, the worker takes no other.
     release.touch()
+    workers.wait(lambda: len(workers.runs()) == 2 or worker.poll() is not None)
+    assert worker.poll() is None, workers.logs()
     assert given_back.get(timeout=SECONDS_MAX) == "given back"
     assert workers.runs() == ["given back"] * 2
-    assert worker.poll() is None
     workers.wait(lambda: broker.counts() == (0, 0), broker.counts)
 
 

@@ -338,9 +338,20 @@ class SqsMachine(RuleBasedStateMachine):
             lambda: self.model.change_visibility(name, handle, seconds),
         )
 
-    @rule(count=st.integers(2, 10), choice=st.integers(0, 9), seconds=SECONDS, advanced=st.sampled_from([0, 5, 40]))
-    def change_one_of_several(self, count: int, choice: int, seconds: int, advanced: int) -> None:
-        """Receive messages, let one be visible sooner, later or again, and receive what is visible then."""
+    @rule(
+        group=st.sampled_from("abc"),
+        count=st.integers(2, 10),
+        choice=st.integers(0, 9),
+        seconds=SECONDS,
+        advanced=st.sampled_from([0, 0, 5, 40]),
+    )
+    def change_one_of_several(self, group: str, count: int, choice: int, seconds: int, advanced: int) -> None:
+        """Receive messages of a group, let one be visible sooner, later or again, and receive what is visible then."""
+        queue = self.model.queues.get(self.jobs)
+        if queue is None:
+            return
+        self.send_batch([("one", None, group, f"{len(self.known)}-{number}") for number in range(3)])
+        self.advance(queue.delay)
         before = len(self.handles)
         self.receive(dead=False, count=count, visibility=40)
         received = len(self.handles) - before
