@@ -284,6 +284,17 @@ def test_expired_rows_are_removed_by_commits_and_by_the_sweep(plane: Plane, cloc
     assert [pair for pair in everything_of(database) if b"collections" in pair[0]] == []
 
 
+def test_the_time_of_expiry_of_a_row_that_was_deleted_with_others_removes_no_later_row(
+    plane: Plane, clock: ManualClock
+) -> None:
+    rows = plane.collection("notes")
+    rows.commit([PutRow("p", ("a", 1), b"first", ttl_seconds=1)])
+    rows.commit([DeleteRows("p", ("a",)), PutRow("p", ("a", 1), b"second")])
+    clock.advance_ms(1_000)
+    retention.delete_expired_rows(plane._transport.services.database)  # type: ignore[attr-defined]
+    assert rows.get("p", ("a", 1)) == Row(("a", 1), b"second", 1)
+
+
 def test_a_row_that_is_rewritten_or_deleted_leaves_no_time_of_expiry(database: Database) -> None:
     due = Subspace("u", "main", collections.DUE)
 
