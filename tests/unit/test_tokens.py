@@ -54,9 +54,11 @@ from fastness.wire.queues import (
     MessageLease,
     MoveMessages,
     NewMessage,
+    PackedAck,
     PutMessages,
     QueueNames,
     QueuePolicy,
+    ReceiveMessages,
     RedriveMessages,
     SetQueuePolicy,
     SurveyQueues,
@@ -149,10 +151,11 @@ def usable(database: Database) -> list[str]:
     return [each.name for each in database.read(layer.all_tokens) if each.revoked_ms is None]
 
 
-def test_revoking_a_token_revokes_those_that_come_from_it(database: Database) -> None:
+@pytest.mark.parametrize(("revoked", "left"), [("a/b", ["a", "other"]), ("a", ["other"])])
+def test_revoking_a_token_revokes_those_that_come_from_it(database: Database, revoked: str, left: list[str]) -> None:
     ids = family(database)
-    assert database.transact(layer.revoke, ids["a/b"]) is True
-    assert usable(database) == ["a", "other"]
+    assert database.transact(layer.revoke, ids[revoked]) is True
+    assert usable(database) == left
     with pytest.raises(NotAllowed, match="revoked"):
         database.transact(make, maker=ids["a/b/c"])
 
@@ -508,6 +511,16 @@ async def test_token_allows_only_its_verbs(server: TokenServer) -> None:
         with pytest.raises(NotAllowed, match="does not allow"):
             authorizer.authorize(refused)
     assert server.rejected == ["not_allowed"] * 3
+
+
+async def test_acks_that_come_with_a_receive_need_the_right_to_acknowledge(server: TokenServer) -> None:
+    receive = ReceiveMessages("jobs", "ada")
+    with_acks = msgspec.structs.replace(receive, acks=[PackedAck(b"lease", 1, [], b"\x01")])
+    reader = server.authenticate(await server.token("*", "queue:receive"))
+    reader.authorize(receive)
+    with pytest.raises(NotAllowed, match="does not allow queue:ack"):
+        reader.authorize(with_acks)
+    server.authenticate(await server.token("*", "queue:receive,queue:ack")).authorize(with_acks)
 
 
 async def test_every_usable_token_shows_itself_and_no_other(server: TokenServer) -> None:
