@@ -25,7 +25,7 @@ from fastness.layers.queues import Leased, PurgeProgress, QueueKey, RedriveProgr
 from fastness.limits import CALL_KEY_BYTES_MAX, CALL_KEY_PERIOD_SECONDS, MESSAGES_MAX
 from fastness.plane.batching import call_batch
 from fastness.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
-from fastness.plane.idempotency import keyed_call_of
+from fastness.plane.idempotency import keyed_call_of, release_undelivered
 from fastness.plane.services import Services
 from fastness.runtime.activity.log import RecentKeys
 from fastness.testing.clock import ManualClock
@@ -364,6 +364,23 @@ async def async_transport(database: Database, clock: ManualClock) -> AsyncIterat
 
 def repeated_call(transport: AsyncEmbeddedTransport, request: Request[Any], key: str, *, again: bool = True) -> Any:
     return asyncio.create_task(transport.call(request, keyed_call_of(transport, request, key, again=again)))
+
+
+@pytest.mark.parametrize("is_repeated", [True, False])
+async def test_messages_of_a_lost_answer_are_released_unless_the_call_was_repeated(
+    async_transport: AsyncEmbeddedTransport, is_repeated: bool
+) -> None:
+    transport, (request, key) = async_transport, receive(max_messages=1)
+    await transport.call(PUT)
+    call = keyed_call_of(transport, request, key, again=False)
+    lost = leases_of(await transport.call(request, call))
+    if is_repeated:
+        assert leases_of(await repeated_call(transport, request, key)) == lost
+    await release_undelivered(transport, request, lost, call)
+    stats = await transport.call(GetQueueStats("jobs"))
+    assert (stats.ready, stats.leased, stats.failed_total) == ((0, 1, 0) if is_repeated else (1, 0, 0))
+    acked = (await transport.call(AckMessages("jobs", lost))).outcomes[0]
+    assert (acked.code is None) == is_repeated
 
 
 async def test_a_receive_that_waits_on_two_connections_gets_the_same_leases(
