@@ -52,8 +52,9 @@ def jobs(plane: Plane) -> Queue:
 
 @pytest.fixture
 def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(16) as threads:
-        yield threads
+    threads = ThreadPoolExecutor(16)
+    yield threads
+    threads.shutdown(wait=False, cancel_futures=True)  # What still waits is woken when the plane is closed.
 
 
 def received(queue: Queue, **options: Any) -> Message:
