@@ -16,9 +16,11 @@ from fastness.wire.queues import (
     NewResult,
     Outcome,
     Outcomes,
+    PackedAck,
     PutMessages,
     Receipt,
     Receipts,
+    RefusedAck,
 )
 
 
@@ -28,6 +30,7 @@ class Server:
     def __init__(self) -> None:
         self.requests: list[Any] = []
         self.error: Exception | None = None
+        self.refused: list[RefusedAck] = []  # Of every ack.
         self.batcher = RequestBatcher(self.send, asyncio.get_running_loop().call_soon)
         self._flushing = False
 
@@ -56,7 +59,7 @@ class Server:
         if self.error is not None:
             future.set_exception(self.error)
         elif isinstance(request, AckMessages):
-            future.set_result(Outcomes([Outcome(correlation_id=lease.id) for lease in request.leases]))
+            future.set_result(Outcomes([Outcome(correlation_id=lease.id) for lease in request.leases], self.refused))
         elif any(message.payload == b"wrong" for message in request.messages):
             future.set_exception(InvalidArgument("One of them is wrong; correct it"))
         else:
@@ -112,6 +115,19 @@ async def test_acks_that_are_sent_together_keep_their_results(server: Server) ->
     (sent,) = server.requests
     kept = {lease.id: result for lease, result in zip(sent.leases, sent.results, strict=True)}
     assert kept == {"a": None, "b": None, "c": one, "d": None, "e": two}
+
+
+async def test_each_caller_is_told_which_of_its_packed_acks_were_refused(server: Server) -> None:
+    def packed(lease: bytes, bits: int) -> AckMessages:
+        return AckMessages("jobs", [], packed=[PackedAck(lease, 1, [], bytes([bits]))])
+
+    server.refused = lost = [RefusedAck(b"one", 1, "gone"), RefusedAck(b"two", 0, "gone")]
+    answers = await asyncio.gather(
+        *map(server.call, (packed(b"one", 0b01), packed(b"one", 0b10), packed(b"two", 0b11), packed(b"three", 0b11)))
+    )
+    assert [answer.refused for answer in answers] == [[], lost[:1], lost[1:], []]
+    (sent,) = server.requests
+    assert [(each.lease, each.mask) for each in sent.packed] == [(b"one", 0b11), (b"two", 0b11), (b"three", 0b11)]
 
 
 async def test_queues_tiers_and_universes_are_batched_separately(server: Server) -> None:
