@@ -4,8 +4,10 @@ import asyncio
 
 import pytest
 
+from fastness.client.undo import undo_of
 from fastness.errors import Unreachable
 from fastness.runtime.cancellation import finish_or_undo_async
+from fastness.wire.hosting import ClaimedWorld, ClaimedWorlds, ClaimWorlds, ReleaseWorlds
 
 
 @pytest.mark.parametrize("error", [None, Unreachable("away"), ZeroDivisionError("damaged")], ids=repr)
@@ -32,3 +34,14 @@ async def test_an_error_of_the_undo_does_not_replace_the_cancellation(
         await wanting
     assert undone == [7]
     assert ("ZeroDivisionError" in caplog.text) == isinstance(error, ZeroDivisionError)
+
+
+def test_a_cancelled_claim_gives_back_the_new_worlds_and_keeps_those_that_the_host_works_on() -> None:
+    undo = undo_of(ClaimWorlds(["billing"], "h1", universe="beta"))
+    assert undo is not None
+    new, held = (
+        ClaimedWorld(name, "billing", 1, fence, 0, 0, None, is_new=is_new)
+        for name, fence, is_new in (("new", 4, True), ("held", 9, False))
+    )
+    assert undo(ClaimedWorlds([new, held])) == ReleaseWorlds([("new", 4)], "h1", has_work=True, universe="beta")
+    assert undo(ClaimedWorlds([held])) is None
