@@ -1,6 +1,7 @@
 """What all HTTP endpoints share: generic calls, atomic lists, idempotency, headers, limits, tokens and streams."""
 
 import base64
+import hashlib
 import http.client
 import json
 import threading
@@ -15,6 +16,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
+from fastness.limits import PAYLOAD_INLINE_BYTES_MAX, RESULT_BYTES_MAX
 from fastness.wire.problems import Problem
 from fastness.wire.queues import AckMessages, MessageLease, NewMessage, Outcomes, PutMessages, Receipts
 from tests.end_to_end.http_helpers import lease, read_all, receive
@@ -461,6 +463,19 @@ class TestTokensAndLimits:
             answer = strict.post(path, body, Authorization="Bearer reader")
             assert (answer.status, answer.code) == (403, "not_allowed"), path
             assert "insufficient_scope" in answer.headers["www-authenticate"]
+
+    def test_a_caller_that_may_not_put_or_acknowledge_stores_no_blob(self, strict: Any) -> None:
+        size = max(PAYLOAD_INLINE_BYTES_MAX, RESULT_BYTES_MAX) + 1
+        settled = {"message_id": "0" * 32, "lease_id": "x", "fence": 1}
+        for letter, path, field, others in (
+            (b"a", "/v1/queue/enqueue", "payload_base64", {}),
+            (b"b", "/v1/queue/ack", "result_base64", settled),
+        ):
+            data = letter * size
+            body = {"queue": "q", **others, field: base64.b64encode(data).decode()}
+            assert strict.post(path, body, Authorization="Bearer reader").status == 403
+            stored = strict.get(f"/v1/blobs/{hashlib.sha256(data).hexdigest()}", Authorization="Bearer all")
+            assert (stored.status, stored.code) == (404, "blob_not_found"), path
 
     def test_tokens_do_not_share_idempotency_keys(self, strict: Any, name: str) -> None:
         headers = {"Idempotency-Key": "k", "Authorization": "Bearer all"}
