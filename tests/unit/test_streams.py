@@ -94,7 +94,7 @@ class FakeSocket:
 class Peer:
     """The client of a stream: sends frames, and reads replies while `reading` is set."""
 
-    def __init__(self, streams: Streams, session: str = "s") -> None:
+    def __init__(self, streams: Streams, session: str = "s", *, caller: str = AllowAll.name) -> None:
         self.frames: list[bytes] = []
         self.replies: dict[int, list[Any]] = {}
         self.closed: int | None = None
@@ -104,7 +104,9 @@ class Peer:
         self._session = session
         self._inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._socket = FakeSocket(self) if isinstance(streams, SocketStreams) else None
-        self.serving = asyncio.create_task(streams.serve(AllowAll(), self._receive, self._send, self._socket))  # type: ignore[arg-type]
+        authorizer = AllowAll()
+        authorizer.name = caller
+        self.serving = asyncio.create_task(streams.serve(authorizer, self._receive, self._send, self._socket))  # type: ignore[arg-type]
 
     async def __aenter__(self) -> "Peer":
         self._inbox.put_nowait({"type": "websocket.connect"})
@@ -225,6 +227,19 @@ async def test_put_that_is_repeated_while_it_waits_happens_once(
             new.send([Call(1, PUT, "key", True)])
             assert await new.answer(1) == receipt
     assert await puts(transport) == 1
+
+
+async def test_callers_with_equal_sessions_and_keys_do_not_get_the_answers_of_each_other(
+    streams: Streams, transport: AsyncEmbeddedTransport
+) -> None:
+    async with Peer(streams, caller="ada") as ada, Peer(streams, caller="bob") as bob:
+        ada.send([Call(0, PUT, "key")])
+        first = (await ada.answer(0))["receipts"][0]
+        bob.send([Call(0, PUT, "key", True)])
+        assert (await bob.answer(0))["receipts"][0] != first
+        ada.send([Call(1, PUT, "key", True)])
+        assert (await ada.answer(1))["receipts"][0] == first
+        assert await leased_and_ready(transport) == (0, 2)
 
 
 async def test_started_commit_publishes_its_events_after_its_connection_closed(
