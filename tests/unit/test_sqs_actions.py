@@ -661,13 +661,18 @@ async def test_deduplication_follows_the_attributes_of_the_queue(sqs: Client) ->
     assert await sqs.bodies("c.fifo") == ["same", "same"]
 
 
-async def test_an_expired_handle_of_a_fifo_queue_is_refused(ordered: Client, clock: ManualClock) -> None:
+async def test_an_expired_handle_of_a_fifo_queue_is_refused(
+    ordered: Client, clock: ManualClock, transport: AsyncEmbeddedTransport
+) -> None:
+    """Also before its message is received again, unlike one of a standard queue."""
     await ordered.send("x", "o.fifo", **fifo("a", "1"))
     [message] = await ordered.receive(queue="o.fifo")
     clock.advance_ms(30_000)
-    assert await ordered.bodies("o.fifo") == ["x"]
-    code = await ordered.refused("DeleteMessage", "o.fifo", ReceiptHandle=message["ReceiptHandle"])
-    assert code == "InvalidParameterValue"
+    await transport.call(PutMessages("o.fifo", [NewMessage(b"urgent", group="b", priority=9)]))
+    for visible in ("urgent", "x"):
+        assert [each["Body"] for each in await ordered.receive(1, "o.fifo")] == [visible]
+        code = await ordered.refused("DeleteMessage", "o.fifo", ReceiptHandle=message["ReceiptHandle"])
+        assert code == "InvalidParameterValue"
 
 
 async def test_a_receive_with_the_same_attempt_id_returns_the_same_messages(
