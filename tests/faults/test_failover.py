@@ -19,8 +19,10 @@ from fastness.backends.postgres import PostgresDatabase
 from fastness.backends.postgres.connections import connection_parameters
 from fastness.errors import CommitUnknown, FastnessError, InvalidArgument, Unreachable
 from fastness.kv import Transaction
+from fastness.layers import lineages
 from fastness.tiers import Tier
 from tests.faults.postgres_pair import postgres_pair, until
+from tests.support.fences import Issued
 from tests.support.forked import run_python
 from tests.support.server_process import Server
 
@@ -265,6 +267,31 @@ def test_a_server_that_became_read_only_is_left_for_the_next_primary(pair: Any) 
         pair.primary.set("default_transaction_read_only", "off")
         assert incrementing.result(DEADLINE_SECONDS) == 2
         database.check_reachable()
+
+
+def test_a_failover_issues_no_fence_again(pair: Any) -> None:
+    issued = Issued()
+    with PostgresDatabase(pair.url) as database:
+        issued.more(database)
+        pair.fail_over()
+        issued.more(database)
+    with PostgresDatabase(pair.url) as restarted:
+        issued.more(restarted)
+
+
+def test_a_failover_to_a_standby_that_lost_commits_issues_no_fence_again_once_it_is_marked(pair: Any) -> None:
+    """The standby was not synchronous. A process that has issued what was lost need not be restarted."""
+    issued = Issued()
+    with PostgresDatabase(pair.url) as database:
+        issued.more(database)
+        until(lambda: is_standby_current(pair), "the standby to replay")
+        pair.primary.set("synchronous_standby_names", "")
+        pair.standby.set("primary_conninfo", "")
+        until(lambda: not pair.primary.query("SELECT count(*) FROM pg_stat_replication"), "the end of the replication")
+        issued.more(database)
+        pair.fail_over()
+        database.transact(lineages.begin, "copied")
+        issued.more(database)
 
 
 def test_watches_fire_after_a_failover(pair: Any) -> None:

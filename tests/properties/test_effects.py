@@ -1,6 +1,7 @@
 """Random histories of effects and timers match a plain Python model, on every backend."""
 
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from functools import partial
 from itertools import count, repeat
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from fastness.backends.memory import MemoryDatabase
 from fastness.backends.rocksdb import RocksDatabase
 from fastness.errors import CommitUnknown, EffectNotFound, FastnessError, FencingMismatch
-from fastness.kv import Database, Subspace, Transaction
+from fastness.kv import Database, Pair, Subspace, Transaction, fence_floor
 from fastness.layers import effect_leases, effects, inboxes, snapshots, timer_firing, timers, worlds
 from fastness.layers.effects import EffectKey
 from fastness.layers.worlds import World, WorldState
@@ -21,6 +22,7 @@ from fastness.limits import EFFECT_ARCHIVED_SECONDS
 from fastness.testing.clock import ManualClock
 from fastness.testing.faults import ChosenFault, FaultyDatabase
 from fastness.wire.inboxes import DomainEvent, Effect, EffectReceipt, InboxItem, Timer, TimerFired
+from tests.support.restores import START_MS, back_up, restore
 
 NAMES = ("a", "b")
 KINDS = ("mail", "call")
@@ -53,24 +55,36 @@ class Claim(NamedTuple):
     fence: int
 
 
+class Model:
+    """What a restore brings back."""
+
+    def __init__(self) -> None:
+        self.asked: dict[EffectKey, Asked] = {}
+        self.timers: dict[tuple[str, bytes], int] = {}  # The time of each.
+        self.received: dict[str, list[InboxItem]] = {name: [] for name in NAMES}
+        self.incarnations = dict.fromkeys(NAMES, 1)
+        self.fences_from = dict.fromkeys(NAMES, 0)  # The highest fence of earlier incarnations,
+        self.last_fences = dict.fromkeys(NAMES, 0)  # and of all.
+
+
 class Effects(RuleBasedStateMachine):
-    """Two worlds that ask for effects and timers, are paused, archived, deleted and created again."""
+    """Two worlds that ask for effects and timers, are paused, archived, deleted, created again and restored."""
 
     openers: Iterator[Callable[..., Database]]
     universes: Iterator[int]
 
     @initialize()
     def start(self) -> None:
-        self.clock = ManualClock()
+        self.clock = ManualClock(START_MS)
         self.database = next(self.openers)(clock=self.clock)
         self.universe = str(next(self.universes))
-        self.asked: dict[EffectKey, Asked] = {}
-        self.timers: dict[tuple[str, bytes], int] = {}  # The time of each.
-        self.received: dict[str, list[InboxItem]] = {name: [] for name in NAMES}
-        self.incarnations = dict.fromkeys(NAMES, 1)
+        self.model = Model()
         self.claims: list[Claim] = []
+        self.issued: dict[EffectKey, int] = {}  # The last fence of each, also of deleted worlds and before a restore.
         for name in NAMES:
             self.database.transact(snapshots.create_world, self.world(name))
+        self.floor = self.database.transact(fence_floor.load)
+        self.backup: tuple[list[Pair], Model] = back_up(self.database, self.universe), deepcopy(self.model)
 
     # What worlds ask for.
 
@@ -81,18 +95,18 @@ class Effects(RuleBasedStateMachine):
         if height is not None:
             for place, effect in enumerate(asked):
                 key = EffectKey(name, height, place)
-                self.asked[key] = Asked(kind, effect.intent_hash, max_attempts, self.clock.now_ms())
+                self.model.asked[key] = Asked(kind, effect.intent_hash, max_attempts, self.clock.now_ms())
 
     @rule(name=names, intent_hash=hashes, delay_ms=delays)
     def a_world_sets_a_timer(self, name: str, intent_hash: bytes, delay_ms: int) -> None:
         at_ms = self.clock.now_ms() + delay_ms
         if self.ask(name, DomainEvent(schema="s", timers=(Timer(at_ms * MS, intent_hash, b"p"),))) is not None:
-            self.timers[name, intent_hash] = at_ms
+            self.model.timers[name, intent_hash] = at_ms
 
     @rule(name=names, intent_hash=hashes)
     def a_timer_is_cancelled(self, name: str, intent_hash: bytes) -> None:
         found = self.database.transact(timers.cancel, self.world(name), intent_hash)
-        assert found == (self.timers.pop((name, intent_hash), None) is not None)
+        assert found == (self.model.timers.pop((name, intent_hash), None) is not None)
 
     # Carrying effects out.
 
@@ -102,7 +116,7 @@ class Effects(RuleBasedStateMachine):
         due = self.database.read(effects.due, self.universe, chosen, until_ms=now_ms, limit=limit)
         wanted = sorted(
             (asked.due_ms, asked.kind, key)
-            for key, asked in self.asked.items()
+            for key, asked in self.model.asked.items()
             if asked.due_ms <= now_ms and asked.kind in chosen
         )
         assert [tuple(each) for each in due] == wanted[:limit]
@@ -110,6 +124,8 @@ class Effects(RuleBasedStateMachine):
         for info in claimed:
             key = EffectKey(info.world, info.height, info.number)
             self.claims.append(Claim(key, info.fence))
+            assert info.fence > self.issued.get(key, 0)
+            self.issued[key] = info.fence
         expected = [entry.effect for entry in due if self.claim_in_model(entry.effect, owner, lease_ms + 1)]
         assert [EffectKey(each.world, each.height, each.number) for each in claimed] == expected
 
@@ -146,14 +162,14 @@ class Effects(RuleBasedStateMachine):
         )
         if self.is_refused(claim, call):
             return
-        asked, found = self.asked[claim.key], call()
+        asked, found = self.model.asked[claim.key], call()
         assert found.is_dead == (is_final or asked.attempts == asked.max_attempts)
         if found.is_dead:
             self.receipt(claim.key, error="no")
         else:
             delay_ms = 1_000 * 2 ** (asked.attempts - 1) if delay_ms is None else delay_ms
             assert found.due_ms == self.clock.now_ms() + delay_ms
-            self.asked[claim.key] = asked._replace(owner=None, error="no", due_ms=found.due_ms)
+            self.model.asked[claim.key] = asked._replace(owner=None, error="no", due_ms=found.due_ms)
 
     @precondition(lambda self: self.claims)
     @rule(pick=picks, lease_ms=delays)
@@ -162,9 +178,9 @@ class Effects(RuleBasedStateMachine):
         call = partial(self.database.transact, effect_leases.extend, self.universe, *claim, lease_ms=lease_ms)
         if not self.is_refused(claim, call):
             call()
-            asked = self.asked[claim.key]
+            asked = self.model.asked[claim.key]
             due_ms = max(asked.due_ms, self.clock.now_ms() + lease_ms)
-            self.asked[claim.key] = asked._replace(due_ms=due_ms)
+            self.model.asked[claim.key] = asked._replace(due_ms=due_ms)
 
     # Time.
 
@@ -176,15 +192,15 @@ class Effects(RuleBasedStateMachine):
     def timers_fire(self, limit: int, is_repeated: bool) -> None:
         now_ms = self.clock.now_ms()
         due = self.database.read(timers.due, self.universe, until_ns=now_ms * MS, limit=limit)
-        wanted = sorted((at_ms, *key[::-1]) for key, at_ms in self.timers.items() if at_ms <= now_ms)
+        wanted = sorted((at_ms, *key[::-1]) for key, at_ms in self.model.timers.items() if at_ms <= now_ms)
         assert [(each.deliver_at_ns // MS, each.intent_hash, each.world) for each in due] == wanted[:limit]
         assert self.database.transact(timer_firing.fire, self.universe, due) == len(due)
         if is_repeated:  # Another node found the same ones due.
             assert self.database.transact(timer_firing.fire, self.universe, due) == 0
         for _, intent_hash, name in wanted[:limit]:
-            del self.timers[name, intent_hash]
+            del self.model.timers[name, intent_hash]
             timer_id = "ff" if intent_hash == b"\xff" else intent_hash.decode()
-            self.received[name].append(TimerFired(timer_id=timer_id, payload=b"p"))
+            self.model.received[name].append(TimerFired(timer_id=timer_id, payload=b"p"))
 
     # The life of worlds.
 
@@ -197,7 +213,7 @@ class Effects(RuleBasedStateMachine):
 
     @rule(name=names, batch=st.integers(1, 3))
     def a_world_is_deleted_and_created_again(self, name: str, batch: int) -> None:
-        world, incarnation = self.world(name), self.incarnations[name]
+        world, incarnation = self.world(name), self.model.incarnations[name]
         self.database.transact(worlds.change_state, world, WorldState.ARCHIVED)
         self.database.transact(worlds.begin_delete, world)
         for clear in (effects.clear, timers.clear, worlds.clear):
@@ -205,10 +221,26 @@ class Effects(RuleBasedStateMachine):
                 pass
         self.database.transact(worlds.end_delete, world, incarnation)
         self.database.transact(snapshots.create_world, world)
-        self.incarnations[name] += 1
-        self.received[name].clear()
-        self.asked = {key: asked for key, asked in self.asked.items() if key.world != name}
-        self.timers = {key: at_ms for key, at_ms in self.timers.items() if key[0] != name}
+        self.model.incarnations[name] += 1
+        self.model.fences_from[name] = self.model.last_fences[name]
+        self.model.received[name].clear()
+        self.model.asked = {key: asked for key, asked in self.model.asked.items() if key.world != name}
+        self.model.timers = {key: at_ms for key, at_ms in self.model.timers.items() if key[0] != name}
+
+    # Restores.
+
+    @rule()
+    def a_backup_is_made(self) -> None:
+        self.backup = back_up(self.database, self.universe), deepcopy(self.model)
+
+    @rule(seldom=st.integers(0, 2))
+    def the_backup_is_restored(self, seldom: int) -> None:
+        """Adapters keep the claims that they got since."""
+        if not seldom:
+            pairs, model = self.backup
+            restore(self.database, self.universe, pairs, self.clock)
+            self.model = deepcopy(model)
+            self.floor = self.database.transact(fence_floor.load)
 
     # What must hold.
 
@@ -221,12 +253,12 @@ class Effects(RuleBasedStateMachine):
         }
         assert shown == {
             key: ("pending" if each.owner is None else "inflight", each.due_ms, each.attempts, each.fence)
-            for key, each in self.asked.items()
+            for key, each in self.model.asked.items()
         }
         listed = self.database.read(timers.page, self.universe, None, after="", limit=1_000).timers
         wanted = [
             (name, "ff" if intent_hash == b"\xff" else intent_hash.decode(), at_ms)
-            for (name, intent_hash), at_ms in self.timers.items()
+            for (name, intent_hash), at_ms in self.model.timers.items()
         ]
         assert sorted((each.world, each.timer_id, each.deliver_at_ms) for each in listed) == sorted(wanted)
 
@@ -237,19 +269,19 @@ class Effects(RuleBasedStateMachine):
             own = [len(tx.scan(*worlds.subspace(self.world(name)).range("timer"), limit=1_000)) for name in NAMES]
             return due, sum(own)
 
-        assert self.database.read(count_keys) == (len(self.asked), len(self.timers))
+        assert self.database.read(count_keys) == (len(self.model.asked), len(self.model.timers))
 
     @invariant()
     def each_effect_and_timer_has_reached_its_inbox_once(self) -> None:
         for name in NAMES:
             items = self.database.read(inboxes.read, self.world(name), after=None, limit=1_000)
             got = [item for _, item in items if isinstance(item, EffectReceipt | TimerFired)]
-            assert got == self.received[name]
+            assert got == self.model.received[name]
 
     @invariant()
     def a_snapshot_waits_for_unfinished_effects(self) -> None:
         for name in NAMES:
-            lowest = min((key.height for key in self.asked if key.world == name), default=None)
+            lowest = min((key.height for key in self.model.asked if key.world == name), default=None)
             for below in (0, 1, 2, 5, 100):
                 found = self.database.read(effects.has_unfinished, self.world(name), below)
                 assert found == (lowest is not None and lowest < below)
@@ -274,15 +306,16 @@ class Effects(RuleBasedStateMachine):
         return self.database.transact(work)
 
     def claim_in_model(self, key: EffectKey, owner: str, lease_ms: int) -> bool:
-        asked, now_ms = self.asked[key], self.clock.now_ms()
+        asked, now_ms = self.model.asked[key], self.clock.now_ms()
         if self.state(key.world) is WorldState.ARCHIVED:
-            self.asked[key] = asked._replace(due_ms=now_ms + EFFECT_ARCHIVED_SECONDS * 1_000)
+            self.model.asked[key] = asked._replace(due_ms=now_ms + EFFECT_ARCHIVED_SECONDS * 1_000)
             return False
         if asked.attempts == asked.max_attempts:
             self.receipt(key, error=f"Attempt {asked.attempts} of {asked.owner} did not end in time")
             return False
-        fence = max(asked.fence, (self.incarnations[key.world] - 1) << 32) + 1
-        self.asked[key] = asked._replace(
+        fence = max(asked.fence, self.model.fences_from[key.world], self.floor) + 1
+        self.model.last_fences[key.world] = max(self.model.last_fences[key.world], fence)
+        self.model.asked[key] = asked._replace(
             attempts=asked.attempts + 1, fence=fence, owner=owner, due_ms=now_ms + lease_ms
         )
         return True
@@ -292,7 +325,7 @@ class Effects(RuleBasedStateMachine):
 
     def is_refused(self, claim: Claim, call: Callable[[], object]) -> bool:
         """Whether a claim has been lost. If so, checks that the call is refused."""
-        asked = self.asked.get(claim.key)
+        asked = self.model.asked.get(claim.key)
         if asked is not None and asked.owner is not None and asked.fence == claim.fence:
             return False
         with pytest.raises(EffectNotFound if asked is None else FencingMismatch):
@@ -300,7 +333,7 @@ class Effects(RuleBasedStateMachine):
         return True
 
     def receipt(self, key: EffectKey, *, payload: bytes = b"", error: str | None = None) -> None:
-        asked = self.asked.pop(key)
+        asked = self.model.asked.pop(key)
         item = EffectReceipt(
             intent_hash=asked.intent_hash,
             effect_kind=asked.kind,
@@ -309,7 +342,7 @@ class Effects(RuleBasedStateMachine):
             payload=payload,
             error=error,
         )
-        self.received[key.world].append(item)
+        self.model.received[key.world].append(item)
 
     def teardown(self) -> None:
         self.database.close()

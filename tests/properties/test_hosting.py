@@ -1,6 +1,7 @@
 """Random histories of hosts match a plain Python model: claims, turns, wake-ups, and everything that ends a claim."""
 
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import count, pairwise, repeat
 from pathlib import Path
@@ -24,7 +25,7 @@ from fastness.errors import (
     WorldNotActive,
     WorldNotFound,
 )
-from fastness.kv import Database, Subspace, Transaction
+from fastness.kv import Database, Pair, Subspace, Transaction
 from fastness.layers import effects, journal_records, journals, timers, turns
 from fastness.layers.worlds import World
 from fastness.plane.operations import handler_of
@@ -47,6 +48,7 @@ from fastness.wire.hosting import (
 from fastness.wire.inboxes import Control, Effect, Timer
 from fastness.wire.requests import Request
 from fastness.wire.worlds import ChangeWorld, CreateWorld, DrainInbox, PutItem
+from tests.support.restores import START_MS, back_up, restore
 
 NAMES = ("a", "b", "c")
 OWNERS = ("h1", "h2")
@@ -98,7 +100,7 @@ class Hosted:
 
 
 class Hosts(RuleBasedStateMachine):
-    """Three worlds, two hosts with several threads each, and an operator."""
+    """Three worlds, two hosts with several threads each, and an operator, who also restores older backups."""
 
     openers: Iterator[Callable[..., Database]]  # Opens the database of one example.
     universes: Iterator[int]  # Examples may share a database, so each has its own universe.
@@ -106,16 +108,17 @@ class Hosts(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.clock = ManualClock()
+        self.clock = ManualClock(START_MS)
         opener = next(self.openers)
         self.databases = [opener(clock=self.clock, ids=IdSource(node)) for node in range(self.nodes)]
         self.steps = count()
         self.universe = str(next(self.universes))
         self.worlds: dict[str, Hosted] = {}
         self.claims: list[tuple[str, ClaimedWorld]] = []  # All that were ever returned, with their owners.
-        self.fences: dict[str, list[int]] = {name: [] for name in NAMES}
+        self.fences: dict[str, list[int]] = {name: [] for name in NAMES}  # Also before a restore.
         for name, program in (("a", "p"), ("b", "p"), ("c", "q")):
             self.a_world_is_created(name, program)
+        self.backup: tuple[list[Pair], dict[str, Hosted]] = back_up(self.node(), self.universe), deepcopy(self.worlds)
 
     # Worlds and their items.
 
@@ -370,6 +373,20 @@ class Hosts(RuleBasedStateMachine):
     @rule(milliseconds=st.sampled_from((0, 1, 1, 499, 500, 1_000, 5_000, 10_000)))
     def time_passes(self, milliseconds: int) -> None:
         self.clock.advance_ms(milliseconds)
+
+    # Restores.
+
+    @rule()
+    def a_backup_is_made(self) -> None:
+        self.backup = back_up(self.node(), self.universe), deepcopy(self.worlds)
+
+    @rule(rarely=seldom)
+    def the_backup_is_restored(self, rarely: int) -> None:
+        """Hosts keep the claims that they got since."""
+        if not rarely:
+            pairs, worlds = self.backup
+            restore(self.node(), self.universe, pairs, self.clock)
+            self.worlds = deepcopy(worlds)
 
     # Invariants.
 

@@ -23,7 +23,7 @@ from fastness.errors import (
     LeaseRequired,
     TxnMismatch,
 )
-from fastness.kv import Database, Transaction
+from fastness.kv import Database, Pair, Transaction, fence_floor
 from fastness.layers import leases, states
 from fastness.layers.leases import Grant, LeaseKey
 from fastness.limits import LOCK_LATE_MS_MAX
@@ -31,6 +31,7 @@ from fastness.testing.clock import ManualClock
 from fastness.testing.faults import ChosenFault, FaultyDatabase
 from fastness.tiers import Tier
 from fastness.wire.leases import LeaseProof
+from tests.support.restores import START_MS, back_up, restore
 
 KEYS = ("x", "y/1", "y/2")
 TTLS_MS = (1, 500, 1_000, 60_000)
@@ -77,7 +78,7 @@ class Written(NamedTuple):
 
 
 class Leases(RuleBasedStateMachine):
-    """Three keys and three owners, with lost responses and clocks that are set back."""
+    """Three keys and three owners, with lost responses, clocks that are set back, and restores of older backups."""
 
     openers: Iterator[Callable[..., Database]]  # Opens the database of one example.
     names: Iterator[int]  # Examples may share a database, so each has its own universe.
@@ -85,7 +86,7 @@ class Leases(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.clock = ManualClock()
+        self.clock = ManualClock(START_MS)
         self.open = partial(next(self.openers), clock=self.clock)
         self.database = self.open()
         self.universe = str(next(self.names))
@@ -93,6 +94,13 @@ class Leases(RuleBasedStateMachine):
         self.written: dict[str, Written] = {}
         self.proofs: dict[str, list[LeaseProof]] = {key: [] for key in KEYS}  # All proofs ever granted.
         self.etags: list[str] = []
+        self.floor = self.database.transact(fence_floor.load)
+        self.backup: tuple[list[Pair], dict[str, Held], dict[str, Written]] = (
+            back_up(self.database, self.universe),
+            {},
+            {},
+        )
+        self.restored_ms = 0
 
     # Acquiring and releasing.
 
@@ -231,13 +239,30 @@ class Leases(RuleBasedStateMachine):
     @rule(milliseconds=st.sampled_from((1, 600, 61_000)), seldom=st.integers(0, 3))
     def the_clock_is_set_back(self, milliseconds: int, seldom: int) -> None:
         if not seldom:
-            self.clock.jump_to_ms(self.clock.now_ms() - milliseconds)
+            # Setting it back over a restore, and restoring the same backup again, is more than a restore bears.
+            self.clock.jump_to_ms(max(self.clock.now_ms() - milliseconds, self.restored_ms))
 
     @precondition(lambda self: self.lasting)
     @rule()
     def the_database_is_reopened(self) -> None:
         self.database.close()
         self.database = self.open()
+
+    # Restores.
+
+    @rule()
+    def a_backup_is_made(self) -> None:
+        self.backup = back_up(self.database, self.universe), {**self.held}, {**self.written}
+
+    @rule(seldom=st.integers(0, 3))
+    def the_backup_is_restored(self, seldom: int) -> None:
+        """Holders keep the proofs that they got since."""
+        if not seldom:
+            pairs, held, written = self.backup
+            restore(self.database, self.universe, pairs, self.clock)
+            self.held, self.written = {**held}, {**written}
+            self.floor = self.database.transact(fence_floor.load)
+            self.restored_ms = self.clock.now_ms()
 
     # Invariants.
 
@@ -335,7 +360,7 @@ class Leases(RuleBasedStateMachine):
     def was_granted(self, key: str, grant: Grant, owner: str, ttl_ms: int, txn_id: str | None) -> None:
         now_ms, last = self.clock.now_ms(), self.held.get(key)
         assert (grant.owner, grant.txn_id, grant.released) == (owner, txn_id, False)
-        assert grant.fence == (1 if last is None else last.proof.fence + 1)
+        assert grant.fence == max(self.floor, 0 if last is None else last.proof.fence) + 1
         if last is not None and last.still_held(now_ms):
             assert last.owner == owner
             assert (grant.lease_id, grant.acquired_ms) == (last.proof.lease_id, last.acquired_ms)

@@ -5,6 +5,7 @@ follow. In the other half, the calls of others meet and end them, and only what 
 """
 
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from functools import partial
 from itertools import count, islice, repeat
 from pathlib import Path
@@ -25,7 +26,7 @@ from hypothesis.stateful import (
 from fastness.backends.memory import MemoryDatabase
 from fastness.backends.rocksdb import RocksDatabase
 from fastness.errors import FastnessError, LeaseExpired, LockOrderViolation
-from fastness.kv import Database, Subspace, Transaction, pages
+from fastness.kv import Database, Pair, Subspace, Transaction, pages
 from fastness.layers import locks
 from fastness.layers.lock_records import LEVELS, LockKeys, Session, SessionKey, decode_place, session_key, use_key
 from fastness.layers.lock_transaction import LockTransaction, Waiting
@@ -34,6 +35,7 @@ from fastness.runtime.locks import registry
 from fastness.runtime.locks.registry import LockRegistry, NoTask, Owner
 from fastness.testing.clock import ManualClock
 from fastness.wire.locks import GrantedLocks, LockProof, LockSession
+from tests.support.restores import START_MS, back_up, restore
 
 CALLERS = 5
 LEASE_MS = 1_000
@@ -89,14 +91,14 @@ class Caller:
 
 
 class SharedLocks(RuleBasedStateMachine):
-    """Five callers at a time, which crash, expire and come back as others."""
+    """Five callers at a time, which crash, expire and come back as others, and restores of older backups."""
 
     openers: Iterator[Callable[..., Database]]  # Opens the database of one example.
     names: Iterator[int]  # Examples may share a database, so each has its own universe.
 
     def __init__(self) -> None:
         super().__init__()
-        self.clock = ManualClock()
+        self.clock = ManualClock(START_MS)
         self.database = next(self.openers)(clock=self.clock)
         self.universe = str(next(self.names))
         self.registry = LockRegistry(LEVELS)
@@ -104,8 +106,15 @@ class SharedLocks(RuleBasedStateMachine):
         self.callers = [self.new_caller() for _ in range(CALLERS)]
         self.sessions: dict[str, Caller] = {}  # By their numbers; also of crashed callers.
         self.fences: dict[Key, int] = {}  # The last fence of each lock.
+        self.issued: dict[Key, int] = {}  # The same, also before a restore.
         self.known: set[tuple[str, Key]] = set()  # Who held which lock after the step before.
         self.is_eager = True
+        self.backup: tuple[list[Pair], Any] = back_up(self.database, self.universe), deepcopy(self.model)
+
+    @property
+    def model(self) -> Any:
+        """What a restore brings back."""
+        return self.registry, self.callers, self.sessions, self.fences, self.known
 
     def new_caller(self) -> Caller:
         return Caller(next(self.numbers), self.universe)
@@ -218,6 +227,19 @@ class SharedLocks(RuleBasedStateMachine):
     def expired_sessions_are_ended(self) -> None:
         self.end_expired()
 
+    @rule()
+    def a_backup_is_made(self) -> None:
+        self.backup = back_up(self.database, self.universe), deepcopy(self.model)
+
+    @rule(seldom=st.integers(0, 3))
+    def the_backup_is_restored(self, seldom: int) -> None:
+        if not seldom:
+            pairs, model = self.backup
+            restore(self.database, self.universe, pairs, self.clock)
+            self.registry, self.callers, self.sessions, self.fences, self.known = deepcopy(model)
+            if self.is_eager:
+                self.end_expired()
+
     def renew(self, caller: Caller) -> None:
         try:
             expires_ms = self.transact(locks.renew, caller.session, lease_ms=LEASE_MS)
@@ -280,9 +302,10 @@ class SharedLocks(RuleBasedStateMachine):
                 if taken.fence:
                     known.add((number, key))
                     assert taken.fence <= fences[key]
-                    assert (number, key) in self.known or taken.fence > self.fences.get(key, 0)
+                    assert (number, key) in self.known or taken.fence > self.issued.get(key, 0)
         assert all(fences[key] >= last for key, last in self.fences.items())
         self.fences, self.known = fences, known
+        self.issued = {key: max(fences.get(key, 0), last) for key, last in (fences | self.issued).items()}
 
     @invariant()
     def no_session_can_use_the_fence_of_another(self) -> None:

@@ -17,15 +17,16 @@ from fastness.kv import Transaction, fence_floor
 from fastness.kv.batch import run_batch
 from fastness.layers import lineages, queues
 from fastness.layers.queues import QueueKey
+from fastness.testing.clock import ManualClock
 from fastness.wire.queues import NewMessage
 
 JOBS = QueueKey("main", "jobs")
-STEP = fence_floor.STEP
+STEP, COPY_STEP = fence_floor.STEP, fence_floor.COPY_STEP
 
 
 def floor_of(path: Path) -> int:
     """The floor that transactions see after the directory is opened, and that is stored."""
-    with RocksDatabase(path) as database:
+    with RocksDatabase(path, clock=ManualClock()) as database:  # Its time is before the floor begins to follow it.
         seen: int = database.transact(lambda tx: tx.fence_floor)
         assert database.read(lambda tx: tx.fence_floor) == seen
         assert database.transact(fence_floor.load) == seen
@@ -92,21 +93,33 @@ def copied_while_open(path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "floor"),
     [
-        copied,
-        copied_while_open,
-        checkpointed,
-        without_watermark,
-        with_a_torn_mark,
-        with_a_shorter_watermark,
-        written_by_another_program,
+        (copied, COPY_STEP),
+        (copied_while_open, STEP),  # As after a crash.
+        (checkpointed, COPY_STEP),
+        (without_watermark, COPY_STEP),
+        (with_a_torn_mark, COPY_STEP),
+        (with_a_shorter_watermark, STEP),
+        (written_by_another_program, COPY_STEP),
     ],
 )
-def test_the_floor_is_raised_unless_the_directory_was_closed_here(closed: Path, change: Callable[[Path], Path]) -> None:
+def test_the_floor_is_raised_unless_the_directory_was_closed_here(
+    closed: Path, change: Callable[[Path], Path], floor: int
+) -> None:
     changed = change(closed)
-    assert floor_of(changed) == STEP
-    assert floor_of(changed) == STEP  # It was closed then.
+    assert floor_of(changed) == floor
+    assert floor_of(changed) == floor  # It was closed then.
+
+
+def test_the_floor_of_older_data_follows_the_time() -> None:
+    """So it is above that of an earlier restore of the same backup, and of an original that was killed often."""
+    earlier = fence_floor.floor_of_copy(0, fence_floor.BEGIN_MS + 1_000)
+    assert earlier == 1_000 * 1_024 + COPY_STEP
+    assert fence_floor.floor_of_copy(0, fence_floor.BEGIN_MS + 2_000) > earlier + STEP
+    assert fence_floor.floor_of_copy(earlier, fence_floor.BEGIN_MS) == earlier + STEP  # The clock was set back.
+    in_2300 = fence_floor.BEGIN_MS + 274 * 365 * 86_400_000
+    assert fence_floor.floor_of_copy(0, in_2300) < 2**53
 
 
 def test_a_killed_process_does_not_close(closed: Path) -> None:
@@ -163,14 +176,14 @@ def test_reopening_after_a_failure_raises_the_floor_at_once(closed: Path) -> Non
 
 
 def test_another_lineage_raises_the_floor_at_once() -> None:
-    with MemoryDatabase() as database:
+    with MemoryDatabase(clock=ManualClock()) as database:
         database.transact(queues.put, JOBS, [NewMessage(payload=b"x")] * 3)
         fences = []
         for _ in range(3):
             (message,) = database.transact(queues.lease, JOBS, owner="ada")
             fences.append(message.fence)
             database.transact(lineages.begin, "restored")
-    assert fences == [1, STEP + 1, 2 * STEP + 1]
+    assert fences == [1, COPY_STEP + 1, COPY_STEP + STEP + 1]
 
 
 def test_a_fence_above_the_floor_still_grows() -> None:

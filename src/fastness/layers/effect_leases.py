@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from fastness.errors import EffectNotFound, FencingMismatch
-from fastness.kv import Transaction
+from fastness.kv import Transaction, fence_floor
 from fastness.layers import effects, inboxes, worlds
 from fastness.layers.effects import DueEffect, EffectKey, StoredEffect
 from fastness.layers.idempotency import KeyedCall, delete_result, read_result, store_result, stored_result
@@ -30,8 +30,6 @@ from fastness.wire.inboxes import EffectReceipt
 
 _ARCHIVED: Final = frozenset((WorldState.ARCHIVING, WorldState.ARCHIVED))
 _GONE: Final = frozenset((WorldState.DELETING, WorldState.DELETED))
-# The effects of another incarnation have the same heights, and must have other fences.
-_INCARNATION_BITS: Final = 32
 
 
 class _KeyedClaims(msgspec.Struct, frozen=True, array_like=True):
@@ -206,7 +204,8 @@ def _claimed(tx: Transaction, universe: str, entry: DueEffect, owner: str, lease
     if record.attempts >= record.max_attempts:  # The lease of its last attempt ended.
         _dead(tx, universe, entry.effect, record, f"Attempt {record.attempts} of {record.owner} did not end in time")
         return None
-    fence = max(record.fence, (meta.incarnation - 1) << _INCARNATION_BITS) + 1
+    # The effects of another incarnation have the same heights, and must have other fences.
+    fence = fence_floor.next_fence(tx, record.fence, meta.fences_from)
     claimed = msgspec.structs.replace(record, attempts=record.attempts + 1, fence=fence, owner=owner)
     return effects.write(tx, universe, entry.effect, claimed, due_ms=tx.now_ms + lease_ms)
 

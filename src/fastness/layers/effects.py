@@ -21,7 +21,7 @@ import msgspec
 from fastness.errors import InvalidArgument
 from fastness.kv import Subspace, Transaction
 from fastness.layers.page_tokens import key_after, token_of
-from fastness.layers.worlds import World, is_deleting
+from fastness.layers.worlds import World, is_deleting, keep_fence
 from fastness.limits import EFFECT_ATTEMPTS, READ_ENTRIES_MAX
 from fastness.wire.effects import EffectInfo, EffectPage
 from fastness.wire.inboxes import Effect
@@ -91,6 +91,7 @@ def write(tx: Transaction, universe: str, key: EffectKey, record: StoredEffect, 
 
 def remove(tx: Transaction, universe: str, key: EffectKey, record: StoredEffect) -> None:
     """Remove an effect."""
+    keep_fence(tx, World(universe, key.world), record.fence)
     tx.delete(_pending(universe).key(*key))
     tx.delete(_due_key(universe, DueEffect(record.due_ms, record.kind, key)))
 

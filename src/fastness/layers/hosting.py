@@ -13,7 +13,7 @@ held, at the time when the claim ends. So a world whose host died is claimed as 
 has no key there, and costs nothing. Only an active world has a claim or is ready: pausing it ends the claim.
 
 Every claim has a higher fence than all earlier ones of the world. The record stays when the program is removed, and the
-fences of an incarnation are above those of the one before it, so that no fence is given twice.
+world keeps the highest fence of a deleted incarnation, so that no fence is given twice.
 """
 
 from collections.abc import Iterable
@@ -139,11 +139,6 @@ def require_unheld(tx: Transaction, world: World) -> None:
         )
 
 
-def next_fence(tx: Transaction, record: Hosting, incarnation: int) -> int:
-    """The fence of a new claim."""
-    return max(record.fence, (incarnation - 1) << 32, tx.fence_floor) + 1
-
-
 def end_claim(record: Hosting, *, ready_ms: int | None) -> Hosting:
     """The record without its claim, to be `write`n; `ready_ms` is when another host may claim the world, if at all."""
     return msgspec.structs.replace(record, owner=None, expires_ms=0, ready_ms=ready_ms)
@@ -183,6 +178,7 @@ def clear(tx: Transaction, world: World, incarnation: int, limit: int) -> bool:
     record = find(tx, world)
     if record is not None and worlds.is_deleting(tx, world, incarnation):
         write(tx, world, record, end_claim(record, ready_ms=None))
+        worlds.keep_fence(tx, world, record.fence)
         tx.delete(record_key(world))
     return True
 

@@ -6,7 +6,7 @@
       ▲                  │
       └ release, expiry ─┘
 
-Every acquire increments the fence of its key. The record stays after the lease ends, so that fences never repeat.
+Every acquire grants a higher fence. The record stays after the lease ends, so that fences never repeat.
 A lease never lasts longer than it was granted for. If its remaining time exceeds that, the clock has been set back
 since, and it ends its TTL from now. `shorten` stores that; until then, each reader computes it from its own time.
 Writes under a lease happen in a transaction that calls `check`. It refuses a holder whose lease expired or was acquired
@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from fastness.errors import FencingMismatch, InvalidArgument, LeaseConflict, LeaseExpired, LeaseHeld, TxnMismatch
-from fastness.kv import Subspace, Transaction
+from fastness.kv import Subspace, Transaction, fence_floor
 from fastness.layers.idempotency import KeyedCall, delete_result, read_result, store_result, stored_result
 from fastness.limits import LOCK_LATE_MS_MAX, NAMES_CACHED_MAX, OWNER_BYTES_MAX, READ_ENTRIES_MAX
 from fastness.wire.leases import Granted, LeaseProof
@@ -72,18 +72,21 @@ _decode_keyed = msgspec.msgpack.Decoder(_KeyedGrant).decode
 _known_owners: set[object] = set()  # Owners that passed the check.
 
 
-def acquire(tx: Transaction, lease: LeaseKey, *, owner: str, ttl_ms: int, txn_id: str | None = None) -> Grant:
+def acquire(
+    tx: Transaction, lease: LeaseKey, *, owner: str, ttl_ms: int, txn_id: str | None = None, last_fence: int = 0
+) -> Grant:
     """Grant the lease to `owner` for at least `ttl_ms`, with a higher fence than ever before.
 
-    Acquiring a lease that `owner` already holds renews it; older copies of it are fenced off.
+    Acquiring a lease that `owner` already holds renews it; older copies of it are fenced off. If the record of the key
+    may have been deleted, `last_fence` is one that is as high as its last fence.
 
     Raises:
         LeaseHeld: another owner's lease has not expired.
     """
     check_owner(owner, txn_id)
     last, now_ms = last_grant(tx, lease), tx.now_ms
+    fence = fence_floor.next_fence(tx, last_fence, 0 if last is None else last.fence)
     if last is None or not last.holds_at(now_ms):
-        fence = 1 if last is None else last.fence + 1
         grant = Grant(tx.new_id().hex, owner, fence, now_ms, now_ms + ttl_ms, ttl_ms, txn_id)
         return _write(tx, lease, grant)
     if last.owner != owner:
@@ -91,7 +94,7 @@ def acquire(tx: Transaction, lease: LeaseKey, *, owner: str, ttl_ms: int, txn_id
     # A renewal never shortens the lease: others may rely on the expiry they have read.
     expires_ms = max(now_ms + ttl_ms, last.expires_ms)
     ttl_ms = expires_ms - now_ms
-    grant = Grant(last.lease_id, owner, last.fence + 1, last.acquired_ms, expires_ms, ttl_ms, txn_id)
+    grant = Grant(last.lease_id, owner, fence, last.acquired_ms, expires_ms, ttl_ms, txn_id)
     return _write(tx, lease, grant)
 
 
@@ -223,7 +226,7 @@ def force_release(tx: Transaction, lease: LeaseKey) -> None:
 
 
 def delete(tx: Transaction, lease: LeaseKey) -> None:
-    """Remove the record of a lease whose key is never used again: fences would start over."""
+    """Remove the record of a lease. If its key is used again, `acquire` needs a `last_fence`."""
     tx.delete(_record(lease))
 
 

@@ -67,5 +67,5 @@ def begin(tx: Transaction, cause: str, *, until_ms: int | None = None) -> Identi
     parents = [Parent(before.lineage, until_ms), *before.parents][:LINEAGE_PARENTS_MAX]
     after = Identity(before.plane, tx.new_id_bytes().hex(), tx.now_ms, cause, parents)
     tx.put(KEY, _encode(after))
-    fence_floor.raise_floor(tx)  # The parent may have issued fences since then.
+    fence_floor.raise_for_copy(tx)  # The parent may have issued fences since then.
     return after

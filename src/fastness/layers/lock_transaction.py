@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from fastness.errors import Busy
-from fastness.kv import Pair, Transaction
+from fastness.kv import Pair, Transaction, fence_floor
 from fastness.layers.lock_records import (
     INTENTS,
     LEVELS,
@@ -285,7 +285,7 @@ class LockTransaction:
 
     def _next_fence(self, keys: LockKeys, stored: list[Pair]) -> int:
         last = int.from_bytes(stored[0][1], "big") if stored else 0
-        fence = max(last, self.tx.fence_floor) + 1
+        fence = fence_floor.next_fence(self.tx, last)
         self.tx.put(keys.fence, fence.to_bytes(_FENCE_BYTES, "big"))
         return fence
 

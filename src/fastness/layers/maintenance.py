@@ -8,14 +8,14 @@
       └─── release, expiry
 
 The lease saves work and protects nothing: a node that was paused may finish a transaction after another node has
-taken it, so each sweep is correct on any number of nodes at once. The fence counts how often it changed hands.
+taken it, so each sweep is correct on any number of nodes at once. The fence grows when it changes hands.
 """
 
 from typing import Final
 
 import msgspec
 
-from fastness.kv import Subspace, Transaction
+from fastness.kv import Subspace, Transaction, fence_floor
 
 SUBSPACE: Final = Subspace("nodes", "maintenance")
 RELEASED: Final = SUBSPACE.key("released")
@@ -47,7 +47,8 @@ def take(tx: Transaction, node: str, *, ttl_ms: int) -> MaintenanceLease:
     held = bool(last.holder) and now_ms < last.expires_ms <= now_ms + ttl_ms
     if held and last.holder != node:
         return last
-    taken = MaintenanceLease(node, last.fence if held else last.fence + 1, now_ms + ttl_ms)
+    fence = last.fence if held else fence_floor.next_fence(tx, last.fence)
+    taken = MaintenanceLease(node, fence, now_ms + ttl_ms)
     tx.put(_LEASE, _encode(taken))
     return taken
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from fastness.errors import BatchTooLarge, HeadAdvanced, InvalidArgument, ItemNotFound
-from fastness.kv import Transaction
+from fastness.kv import Transaction, fence_floor
 from fastness.layers import blobs, effects, hosting, inboxes, journal_records, journals, timers, worlds
 from fastness.layers.hosting import Hosting, Ready
 from fastness.layers.worlds import World, WorldState, subspace
@@ -109,7 +109,7 @@ def claim(
     after = msgspec.structs.replace(
         record,
         owner=owner,
-        fence=hosting.next_fence(tx, record, meta.incarnation),
+        fence=fence_floor.next_fence(tx, record.fence, meta.fences_from),
         expires_ms=now_ms + lease_ms,
         ready_ms=now_ms + lease_ms,
     )

@@ -51,6 +51,8 @@ class WorldMeta(msgspec.Struct, frozen=True, array_like=True):
     created_ms: int
     incarnation: int
     archived_ms: int = 0  # When it was archived; 0: it is not.
+    fences_from: int = 0  # Fences of this incarnation are above it, and so above those of earlier ones.
+    last_fence: int = 0  # The highest fence of what was removed: effects, and hosting with the incarnation.
 
 
 class Origin(msgspec.Struct, frozen=True, array_like=True):
@@ -90,9 +92,12 @@ def create(tx: Transaction, world: World) -> WorldMeta:
         raise WorldExists(f"World {world.name} is being deleted; finish that by deleting it again, then create it")
     if before is not None and before.state is not WorldState.DELETED:
         raise WorldExists(f"World {world.name} exists already; open it, or choose another name")
-    incarnation = 1 if before is None else before.incarnation + 1
+    if before is None:
+        return _write(tx, world, WorldMeta(WorldState.ACTIVE, tx.now_ms, 1))
     tx.delete(_deleted_key(world))
-    return _write(tx, world, WorldMeta(WorldState.ACTIVE, tx.now_ms, incarnation))
+    last = before.last_fence
+    made = WorldMeta(WorldState.ACTIVE, tx.now_ms, before.incarnation + 1, fences_from=last, last_fence=last)
+    return _write(tx, world, made)
 
 
 def describe(tx: Transaction, world: World, incarnation: int | None = None) -> WorldMeta:
@@ -194,6 +199,13 @@ def begin_delete(
     if meta.state is WorldState.ARCHIVED and archived_ms not in (None, meta.archived_ms):
         raise WorldNotActive(f"World {world.name} was resumed and archived again; it is deleted later")
     return change_state(tx, world, WorldState.DELETING)
+
+
+def keep_fence(tx: Transaction, world: World, fence: int) -> None:
+    """Remember a fence of the world whose record is removed, so that the next incarnation does not issue it again."""
+    meta = last_meta(tx, world)
+    if fence > meta.last_fence:
+        _write(tx, world, msgspec.structs.replace(meta, last_fence=fence))
 
 
 def is_deleting(tx: Transaction, world: World, incarnation: int) -> bool:

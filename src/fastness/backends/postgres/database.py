@@ -17,7 +17,7 @@ from typing import Any, cast
 from fastness import limits
 from fastness.backends.postgres.committer import Committer
 from fastness.backends.postgres.format_lock import raise_format
-from fastness.backends.postgres.groups import GroupOptions, Isolation
+from fastness.backends.postgres.groups import GroupOptions, Isolation, KnownFloor
 from fastness.backends.postgres.jobs import Job
 from fastness.backends.postgres.listener import Listener
 from fastness.backends.postgres.locked_view import SnapshotView
@@ -64,9 +64,7 @@ class PostgresDatabase(Database):
             SchemaMismatch: another version of Fastness created the tables.
             EncryptionKeyMissing: it has encrypted universes, and `cipher` cannot unwrap their keys.
         """
-        # It changes only where no process has the key space open, or until each is restarted: after a migration, and
-        # when the data is declared to be a copy. Commits are synced here, or their callers do not wait.
-        self._fence_floor = prepare_schema(url, create=create)
+        floor = KnownFloor(prepare_schema(url, create=create))
         self.cipher = cipher or default_cipher()
         self._url = url
         self._clock = clock
@@ -82,7 +80,7 @@ class PostgresDatabase(Database):
                 ids=self._ids,
                 watches=self._watches,
                 writer=self._writer,
-                fence_floor=self._fence_floor,
+                floor=floor,
                 data_format=lambda: self.data_format,
                 mail_defaults=lambda: self.mail_defaults,
                 quotas=lambda: self.quotas,
@@ -102,7 +100,6 @@ class PostgresDatabase(Database):
                 clock=clock,
                 ids=self._ids,
                 writer=self._writer,
-                fence_floor=self._fence_floor,
                 cipher=self.cipher,
                 check_usable=self._check_usable,
             )
@@ -201,7 +198,6 @@ class PostgresDatabase(Database):
             self._check_usable,
             clock=self._clock,
             ids=self._ids,
-            floor=self._fence_floor,
             data_format=lambda: self.data_format,
             mail_defaults=lambda: self.mail_defaults,
             quotas=lambda: self.quotas,
@@ -260,8 +256,7 @@ class PostgresDatabase(Database):
             session.start(b"read", durable=durable)
             view = SnapshotView(session)
             tx = Transaction(view, clock=self._clock or view, ids=self._ids, writable=False, writer=self._writer)
-            tx.fence_floor, tx.data_format = self._fence_floor, self.data_format
-            tx.mail_defaults = self.mail_defaults
+            tx.data_format, tx.mail_defaults = self.data_format, self.mail_defaults
             try:
                 return run(tx, work, args, kwargs)
             finally:

@@ -36,6 +36,13 @@ Isolation = Literal["locks", "serializable"]
 _BEGIN: Final = {"locks": b"begin", "serializable": b"serializable"}
 
 
+class KnownFloor:
+    """The fence floor as this process has last read it. Another process may raise it."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+
 class GroupOptions(NamedTuple):
     """What all groups of a process have in common."""
 
@@ -44,7 +51,7 @@ class GroupOptions(NamedTuple):
     ids: IdSource
     watches: Watches
     writer: str
-    fence_floor: int
+    floor: KnownFloor
     data_format: Callable[[], int]
     mail_defaults: Callable[[], MailDefaults]
     quotas: Callable[[], DatabaseQuotas | None]
@@ -118,7 +125,7 @@ class GroupRunner:
         if needs:
             view.wait_for(needs)
         batch_tx = Transaction(view, clock=options.clock or view, ids=options.ids, writer=self._writer)
-        batch_tx.fence_floor, batch_tx.data_format = options.fence_floor, options.data_format()
+        batch_tx.fence_floor, batch_tx.data_format = options.floor.value, options.data_format()
         batch_tx.mail_defaults, batch_tx.quotas = options.mail_defaults(), quotas
         ran = 0
         while ran < len(group) and batch_tx.size_bytes < limits.TRANSACTION_BYTES_MAX:
@@ -126,6 +133,9 @@ class GroupRunner:
             job, tx = group[ran], batch_tx.nested()
             ran += 1
             succeeded = _try(job, tx, view, session)
+            if view.fence_floor not in (None, batch_tx.fence_floor):
+                options.floor.value = view.fence_floor or 0
+                raise Conflicted("the fence floor was raised")
             if view.taken is not None:
                 self._put_off.append(_put_off(job, view))
                 options.contention.lock_waits += 1

@@ -29,7 +29,7 @@ from fastness.backends.postgres.parts import (
 from fastness.backends.postgres.sessions import Session, pairs_of, value_of
 from fastness.backends.postgres.statements import Statement
 from fastness.errors import Busy
-from fastness.kv import Pair, Transaction
+from fastness.kv import Pair, Transaction, fence_floor
 from fastness.kv.value_cipher import GENERATION, RECORDS, RECORDS_MAX, decode_generation
 
 Needs = dict[bytes, bool]  # Part to whether its lock is exclusive.
@@ -60,6 +60,7 @@ class LockedView:
         self._cipher = session.cipher
         self._has_keys = False  # Whether the cipher has the keys of this transaction.
         self._generation = 0  # Of those keys.
+        self.fence_floor: int | None = None  # None: nothing was read yet.
         self._oldest_keys: int | None = None  # The generation of the oldest that it may see, if it may see older ones.
         self._is_awaited = is_awaited
         self._held: Needs = {}
@@ -91,7 +92,7 @@ class LockedView:
         )
         self._held |= dict(wanted)
         self._note_time(answers[-1])
-        self.use_keys(value_of(keys))
+        self._use_plane(keys)
 
     def share(self, prefix: bytes) -> None:
         part = part_of(prefix)
@@ -149,11 +150,11 @@ class LockedView:
         """Lock what `tx` writes and has not read."""
         needs: Needs = {}
         last = _NOTHING  # Most keys are in the part of the one before.
-        changes_keys = False
+        excludes_callers = False
         for key in tx.writes:
             if not key.startswith(last):
                 part = part_of(key)
-                changes_keys |= key == GENERATION
+                excludes_callers |= key in (GENERATION, fence_floor.KEY)
                 needs[part] = part not in self._shared
                 last = part if part.startswith(UNIVERSES) else _NOTHING
         for begin, end in tx.cleared:
@@ -162,8 +163,13 @@ class LockedView:
         self.needs |= {part: exclusive or self.needs.get(part, False) for part, exclusive in needs.items()}
         for part, exclusive in missing:
             self._try(part, exclusive)
-        if changes_keys:
+        if excludes_callers:
             self._exclude_callers()
+
+    def _use_plane(self, answer: "pq.abc.PGresult") -> None:
+        """Use the keys and the fence floor of the plane, which `_KEYS` has read."""
+        self.fence_floor = fence_floor.decode(answer.get_value(0, 1))
+        self.use_keys(answer.get_value(0, 0))
 
     def use_keys(self, record: bytes | None) -> None:
         """Load the keys of encrypted universes, if another process has changed them. `record` is their generation's.
@@ -182,12 +188,15 @@ class LockedView:
         self._has_keys = True
 
     def _exclude_callers(self) -> None:
-        """Refuse to change keys while a caller has a transaction open in which it may have sealed values."""
+        """Refuse to change the encryption keys or the fence floor while a caller has a transaction open.
+
+        It may have sealed values, or issued fences, and is not committed yet.
+        """
         (answer,) = self._run((b"try", [_number(CALLERS)]))
         if answer.get_value(0, 0) != b"\x01":
             raise Busy(
-                "A transaction with calls of plane.within is open, so the encryption keys cannot be changed; nothing "
-                "was changed. Try again when it has ended"
+                "A transaction with calls of plane.within is open, so the encryption keys and the fence floor cannot be "
+                "changed; nothing was changed. Try again when it has ended"
             )
 
     def _opened(self, key: bytes, stored: bytes | None) -> bytes | None:
@@ -237,7 +246,7 @@ class LockedView:
         first = [] if self._held else [(b"wait_shared", [_number(EVERYTHING)]), _KEYS]
         answers = self._run(*first, lock, *wanted)
         if first:
-            self.use_keys(value_of(answers[1]))
+            self._use_plane(answers[1])
             del answers[:2]
         self._held.setdefault(EVERYTHING, False)
         if answers[0].get_value(0, 0) != b"\x01":
@@ -303,7 +312,7 @@ class SnapshotView(LockedView):
             return self._run(*wanted) if wanted else []
         now, keys, *answers = self._run((b"now", []), _KEYS, *wanted)
         self._note_time(now, column=0)
-        self.use_keys(value_of(keys))
+        self._use_plane(keys)
         return answers
 
 

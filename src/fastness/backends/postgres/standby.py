@@ -38,7 +38,6 @@ class StandbyReads(Database):
         clock: Clock | None,
         ids: IdSource,
         writer: str,
-        fence_floor: int,
         cipher: ValueCipher,
         check_usable: Callable[[], None],
     ) -> None:
@@ -49,7 +48,6 @@ class StandbyReads(Database):
         self._clock = clock
         self._ids = ids
         self._writer = writer
-        self._fence_floor = fence_floor
         self._cipher = cipher
         self._slots = threading.BoundedSemaphore(limits.STANDBY_READERS_MAX)
         self._lock = threading.Lock()
@@ -116,7 +114,7 @@ class StandbyReads(Database):
         session.start(b"read", durable=False)  # What a standby has replayed is on its disk.
         view = SnapshotView(session, may_lag=True)
         tx = Transaction(view, clock=self._clock or view, ids=self._ids, writable=False, writer=self._writer)
-        tx.fence_floor, tx.mail_defaults = self._fence_floor, self._primary.mail_defaults
+        tx.mail_defaults = self._primary.mail_defaults
         try:
             result = run(tx, work, args, kwargs)
         except (Conflicted, Disconnected):

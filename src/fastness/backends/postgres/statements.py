@@ -7,7 +7,7 @@ from typing import Final
 from fastness import limits
 from fastness.backends.postgres.failover import IS_DURABLE
 from fastness.backends.postgres.notifications import CHANNEL
-from fastness.kv import Transaction
+from fastness.kv import Transaction, fence_floor
 from fastness.kv.value_cipher import GENERATION, ValueCipher
 
 Statement = tuple[bytes, list[bytes]]  # The name of a prepared statement, and its parameters in binary form.
@@ -18,7 +18,9 @@ _NOW: Final = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint, pg_curren
 READING: Final = {
     b"read": "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
     b"now": f"SELECT {_NOW}",
-    b"keys": f"SELECT value FROM fastness_kv WHERE key = '\\x{GENERATION.hex()}'",
+    # What every transaction has to know: the generation of the encryption keys, and the fence floor.
+    b"keys": f"""SELECT (SELECT value FROM fastness_kv WHERE key = '\\x{GENERATION.hex()}'),
+        (SELECT value FROM fastness_kv WHERE key = '\\x{fence_floor.KEY.hex()}')""",
     b"get": "SELECT value FROM fastness_kv WHERE key = $1",
     b"scan": "SELECT key, value FROM fastness_kv WHERE key >= $1 AND key < $2 ORDER BY key LIMIT $3::bigint",
     b"back": "SELECT key, value FROM fastness_kv WHERE key >= $1 AND key < $2 ORDER BY key DESC LIMIT $3::bigint",

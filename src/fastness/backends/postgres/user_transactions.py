@@ -95,7 +95,6 @@ class UserTransaction:
         *,
         clock: Clock | None,
         ids: IdSource,
-        floor: int,
         data_format: Callable[[], int],
         mail_defaults: Callable[[], MailDefaults],
         quotas: Callable[[], DatabaseQuotas | None],
@@ -107,7 +106,6 @@ class UserTransaction:
         self._check_usable = check_usable  # Raises Closed if the plane was closed.
         self._clock = clock
         self._ids = ids
-        self._fence_floor = floor
         self._data_format = data_format
         self._mail_defaults = mail_defaults
         self._quotas = quotas
@@ -194,7 +192,7 @@ class UserTransaction:
         self, session: UserSession, view: UserView, work: Work[Result], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Result:
         tx = Transaction(view, clock=self._clock or view, ids=self._ids, writer=session.writer)
-        tx.fence_floor, tx.data_format = self._fence_floor, self._data_format()
+        tx.fence_floor, tx.data_format = session.fence_floor, self._data_format()
         quotas = self._quotas()
         tx.mail_defaults, tx.quotas = self._mail_defaults(), None if quotas is None else quotas.of_caller()
         result = run(tx, work, args, kwargs)

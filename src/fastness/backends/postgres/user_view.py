@@ -27,12 +27,12 @@ from fastness.errors import (
     TransactionConflict,
     Unreachable,
 )
-from fastness.kv import Transaction
+from fastness.kv import Transaction, fence_floor
 from fastness.kv.value_cipher import GENERATION, ValueCipher
 
 # The transaction's id is never used again, so no two transactions have one writer. The lock_timeout of the caller is
 # kept if there is one.
-# The lock of CALLERS excludes changes of the encryption keys until the transaction ends.
+# The lock of CALLERS excludes changes of the encryption keys and of the fence floor until the transaction ends.
 _BEGIN: Final = f"""SAVEPOINT fastness; {HOLD_IN_TRANSACTION.decode()},
     pg_advisory_xact_lock_shared({lock_number(CALLERS)}); SELECT
     current_setting('transaction_read_only') = 'off',
@@ -42,7 +42,8 @@ _BEGIN: Final = f"""SAVEPOINT fastness; {HOLD_IN_TRANSACTION.decode()},
     CASE current_setting('lock_timeout') WHEN '0' THEN
         set_config('lock_timeout', '{round(limits.LOCK_WAIT_SECONDS_MAX * 1_000)}', true) END,
     ({READ.decode()}),
-    (SELECT encode(value, 'hex') FROM fastness_kv WHERE key = '\\x{GENERATION.hex()}')""".encode()
+    (SELECT encode(value, 'hex') FROM fastness_kv WHERE key = '\\x{GENERATION.hex()}'),
+    (SELECT encode(value, 'hex') FROM fastness_kv WHERE key = '\\x{fence_floor.KEY.hex()}')""".encode()
 _UNDO: Final = b"ROLLBACK TO SAVEPOINT fastness; RELEASE SAVEPOINT fastness"
 _TRUE: Final = b"t"
 
@@ -53,6 +54,7 @@ class UserSession:
     def __init__(self, connection: pq.abc.PGconn, table: str, cipher: ValueCipher) -> None:
         self.cipher = cipher
         self.generation: bytes | None = None  # The record of the keys of encrypted universes.
+        self.fence_floor = 0
         self._pq = connection
         self._table = table
         self._sets_lock_timeout = False
@@ -74,8 +76,11 @@ class UserSession:
         if not is_writable:
             raise ReadOnlyTransaction("The transaction is READ ONLY; begin one that can write")
         check_format(answer.get_value(0, 5))
-        generation = answer.get_value(0, 6)
-        self.generation = None if generation is None else bytes.fromhex(generation.decode())
+        self.generation, floor = (
+            None if found is None else bytes.fromhex(found.decode())
+            for found in (answer.get_value(0, column) for column in (6, 7))
+        )
+        self.fence_floor = fence_floor.decode(floor)
         self.writer = f"tx-{(answer.get_value(0, 3) or b'').decode()}"
 
     def run(self, *wanted: Statement) -> "list[pq.abc.PGresult]":

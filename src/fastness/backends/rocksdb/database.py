@@ -8,6 +8,7 @@ Unless the directory was closed with everything synced, opening it raises the fe
 
 import asyncio
 import ctypes
+import logging
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -41,7 +42,7 @@ from fastness.backends.rocksdb.views import (
     PinnedPairs,
     failed_error,
 )
-from fastness.backends.rocksdb.watermark import Watermark
+from fastness.backends.rocksdb.watermark import NAME, Watermark, watermark_fault
 from fastness.clock import Clock, IdSource, SystemClock
 from fastness.errors import Closed, CommitUnknown, DamagedDatabase, DatabaseFailed, FastnessError, PathUnusable
 from fastness.folders import FOLDER_MODE, make_folder, sync_folder
@@ -53,6 +54,7 @@ from fastness.kv.value_cipher import GENERATION, RECORDS, RECORDS_MAX, ValueCiph
 from fastness.panics import panics_as_errors
 from fastness.tiers import Tier
 
+_log = logging.getLogger("fastness.rocksdb")
 _MIB: Final = 1 << 20
 _CRITICAL: Final = Tier.CRITICAL
 
@@ -81,6 +83,7 @@ class RocksDatabase(SerialDatabase):
         super().__init__(clock or SystemClock(), ids or IdSource())
         self.cipher = cipher or default_cipher()
         self._path = path
+        self.watermark_fault: str | None = None  # What was wrong with the watermark when the directory was opened.
         self._on_sync: Callable[[float], None] | None = None
         self._failure: FastnessError | None = None
         self._is_attached = False
@@ -88,13 +91,21 @@ class RocksDatabase(SerialDatabase):
         self._tables_lock = threading.Lock()  # RocksDB is not closed during a compaction.
         self._first_commit = 0  # Added to RocksDB's numbers, so that they increase across `reopen`.
         self._doubtful = (0, 0)  # Commits after the first and up to the second may have been lost in a failure.
-        self._attach(*_open(path))
+        self._attach(*self._open_directory())
         try:
             self._load_keys()
         except BaseException:
             self.close()
             raise
         close_at_exit(self)
+
+    def _open_directory(self) -> tuple[Rdict, Watermark, int]:
+        fault = watermark_fault(self._path)
+        rocks, watermark, floor = _open(self._path, self._clock)
+        if fault is not None and rocks.latest_sequence_number():  # Otherwise a crash has ended the first opening.
+            self.watermark_fault = fault
+            _log.warning("%s is damaged: %s. It is replaced now", self._path / NAME, fault)
+        return rocks, watermark, floor
 
     def _attach(self, rocks: Rdict, watermark: Watermark, floor: int) -> None:
         self._rocks = rocks
@@ -136,7 +147,7 @@ class RocksDatabase(SerialDatabase):
             if self._is_attached:
                 self._detach(failure)
             last = self._first_commit
-            rocks, watermark, floor = _open(self._path)
+            rocks, watermark, floor = self._open_directory()
             self._first_commit = last + 1 - rocks.latest_sequence_number()
             self._attach(rocks, watermark, floor)
             self._load_keys(forget=True)
@@ -363,7 +374,7 @@ class RocksDatabase(SerialDatabase):
                 mark_closed(self._identity)
 
 
-def _open(path: Path) -> tuple[Rdict, Watermark, int]:
+def _open(path: Path, clock: Clock) -> tuple[Rdict, Watermark, int]:
     """Open a directory; returns RocksDB, the watermark and the fence floor."""
     try:
         make_folder(path)
@@ -382,7 +393,8 @@ def _open(path: Path) -> tuple[Rdict, Watermark, int]:
         try:
             floor = fence_floor.decode(rocks.get(fence_floor.KEY))
             if not watermark.was_closed and rocks.latest_sequence_number():
-                floor += fence_floor.STEP
+                is_copy = watermark.is_copy
+                floor = fence_floor.floor_of_copy(floor, clock.now_ms()) if is_copy else floor + fence_floor.STEP
                 rocks.put(fence_floor.KEY, fence_floor.encode(floor))
                 rocks.flush_wal(True)
                 watermark.advance(rocks.latest_sequence_number())

@@ -15,7 +15,7 @@ The file also says whether the directory was closed, with everything synced:
 
 Opening a directory erases that and syncs the file. The commit shows that no other program wrote meanwhile; device and
 inode, that this is no copy of a directory whose original may have continued. RocksDB's checkpoints do not have the
-file.
+file, nor has a directory that was never opened: it has no LOCK either, which tells them from one that lost the file.
 """
 
 import math
@@ -40,23 +40,47 @@ _CLOSED: Final = struct.Struct("<4sI24s")
 _CLOSED_CONTENT: Final = struct.Struct("<QQQ")
 _CLOSED_MARK: Final = b"FNC1"
 _CLOSED_AT: Final = 256
+_LOSS: Final = "commits that were cut from the end of the log cannot be noticed"
 
 
 def read_watermark(directory: Path) -> int | None:
     """The last commit that was on disk; None if it is not known."""
+    data = _read(directory) or b""
+    return max((commit for slot in _SLOTS if (commit := _commit_at(data, slot)) is not None), default=None)
+
+
+def watermark_fault(directory: Path) -> str | None:
+    """What is wrong with the watermark of a directory that has commits; None if nothing is."""
+    data = _read(directory)
+    if data is None:
+        return f"it is missing: {_LOSS}" if (directory / "LOCK").exists() else None
+    if len(data) != _SIZE:
+        return f"it has {len(data):,} bytes, not {_SIZE:,}: {_LOSS}"
+    missing = [slot for slot in _SLOTS if _commit_at(data, slot) is None]
+    if len(missing) == len(_SLOTS):
+        return f"neither of its two copies has its checksum: {_LOSS}"
+    if any(any(data[slot : slot + _SLOT.size]) for slot in missing):
+        return "one of its two copies does not have its checksum: the latest commits may be missing from it"
+    mark, checksum, content = _CLOSED.unpack_from(data, _CLOSED_AT)
+    if any(data[_CLOSED_AT : _CLOSED_AT + _CLOSED.size]) and (mark, checksum) != (_CLOSED_MARK, zlib.crc32(content)):
+        return "its record that the directory was closed does not have its checksum"
+    return None
+
+
+def _read(directory: Path) -> bytes | None:
+    """The bytes of the file, with one more than it should have if it is longer; None if it is missing."""
     try:
         with (directory / NAME).open("rb") as file:
-            data = file.read(_SIZE)
+            return file.read(_SIZE + 1)
     except FileNotFoundError:
         return None
-    found = [
-        commit
-        for slot in _SLOTS
-        if len(data) >= slot + _SLOT.size
-        for mark, checksum, commit in [_SLOT.unpack_from(data, slot)]
-        if mark == _MARK and checksum == zlib.crc32(_COMMIT.pack(commit))
-    ]
-    return max(found, default=None)
+
+
+def _commit_at(data: bytes, slot: int) -> int | None:
+    if len(data) < slot + _SLOT.size:
+        return None
+    mark, checksum, commit = _SLOT.unpack_from(data, slot)
+    return commit if mark == _MARK and checksum == zlib.crc32(_COMMIT.pack(commit)) else None
 
 
 class Watermark:
@@ -74,8 +98,13 @@ class Watermark:
             if os.fstat(self._file).st_size != _SIZE:
                 os.ftruncate(self._file, 0)
                 os.pwrite(self._file, bytes(_SIZE), 0)  # Later writes need no more space.
-            closed = os.pread(self._file, _CLOSED.size, _CLOSED_AT)
+            data = os.pread(self._file, _SIZE, 0)
+            for slot in _SLOTS:
+                if _commit_at(data, slot) is None:  # Otherwise a damaged copy would be found again.
+                    os.pwrite(self._file, bytes(_SLOT.size), slot)
+            closed = data[_CLOSED_AT : _CLOSED_AT + _CLOSED.size]
             self.was_closed = closed == _closed_record(self._file, commit)  # Nothing was lost since it was open before.
+            self.is_copy = not self.was_closed and (is_new or any(closed))  # Its original may have gone on.
             if any(closed):
                 os.pwrite(self._file, bytes(_CLOSED.size), _CLOSED_AT)
                 os.fdatasync(self._file)

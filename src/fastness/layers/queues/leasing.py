@@ -224,7 +224,6 @@ def lease_or_wait(
             txn_id=txn_id,
             lasts_ms=lasts_ms,
             with_state=with_state,
-            fence_floor=tx.fence_floor,
         )
         leases.append(held)
         if has_jobs:

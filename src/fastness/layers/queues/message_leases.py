@@ -22,7 +22,7 @@ from typing import Final
 
 import msgspec
 
-from fastness.kv import Transaction, pages
+from fastness.kv import Transaction, fence_floor, pages
 from fastness.layers.queues.counters import QueueTransaction
 from fastness.layers.queues.keys import QueueKeys
 from fastness.limits import ACK_MEMORY_SECONDS, LEASE_INLINE_BYTES_MAX, MESSAGES_MAX
@@ -257,13 +257,12 @@ def grant(
     txn_id: str | None,
     lasts_ms: int,
     with_state: bool,
-    fence_floor: int,
 ) -> HeldLease:
     """Lease messages that were removed from the ready ones, and count the deliveries; `stored` are their records."""
     tx, keys, now_ms, count = queue_tx.tx, queue_tx.keys, queue_tx.tx.now_ms, len(heads)
     is_plain = not with_state
     for head in heads:
-        head.fence = (head.fence if head.fence > fence_floor else fence_floor) + 1
+        head.fence = fence_floor.next_fence(tx, head.fence)
         head.attempts += 1
         is_plain = is_plain and not head.is_special
     first, due_ms = heads[0], now_ms + lasts_ms

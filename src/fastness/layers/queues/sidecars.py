@@ -23,8 +23,13 @@ def open(tx: Transaction, queue: QueueKey, message: StoredMessage) -> SidecarSta
     if state is None:
         state = states.update(tx, queue.universe, key, _NULL, correlation_id=message.correlation_id)
     leases.force_release(tx, LeaseKey(queue.universe, key))  # The previous consumer lost the message and its state.
+    # The lease is deleted when the message moves, and the message may come back.
     grant = leases.acquire(
-        tx, LeaseKey(queue.universe, key), owner=message.owner or "", ttl_ms=message.due_ms - tx.now_ms
+        tx,
+        LeaseKey(queue.universe, key),
+        owner=message.owner or "",
+        ttl_ms=message.due_ms - tx.now_ms,
+        last_fence=message.fence - 1,
     )
     return _sidecar_state(queue, key, state, grant)
 

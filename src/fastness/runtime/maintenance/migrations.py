@@ -163,7 +163,8 @@ class Migrator:
         """Mark the migration as complete, so that the target can be opened; its record."""
         counted = {"objects": self._objects, "object_bytes": self._object_bytes, "logs": self._logs}
         floors = [stores.database.read(fence_floor.load) for stores in (self._source, self._target)]
-        floor = fence_floor.KEY, fence_floor.encode(max(floors) + fence_floor.STEP)
+        now_ms = self._target.database.read(lambda tx: tx.now_ms)
+        floor = fence_floor.KEY, fence_floor.encode(fence_floor.floor_of_copy(max(floors), now_ms))
         self._record_progress(_replace(self.progress, state=State.DONE, **counted), [floor], tier=Tier.CRITICAL)
         return self.progress
 
