@@ -1,11 +1,15 @@
 """Damaged files and power loss on RocksDB: what a crash leaves is recovered, any other damage is reported."""
 
 import asyncio
+import json
+import logging
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from rocksdict import Rdict
 
 import fastness
@@ -17,6 +21,8 @@ from fastness.backends.rocksdb.log_records import LogWalk, Record, skip_records
 from fastness.backends.rocksdb.readers import RocksReader
 from fastness.backends.rocksdb.salvage import salvage
 from fastness.backends.rocksdb.watermark import NAME, read_watermark
+from fastness.cli.exit_codes import DAMAGED
+from fastness.cli.main import root
 from fastness.errors import Corrupt, DamagedDatabase, PathUnusable
 from fastness.kv import Transaction
 from fastness.tiers import Tier
@@ -241,6 +247,66 @@ def test_the_watermark_follows_syncs_and_survives_a_torn_write(image: Path) -> N
     with RocksDatabase(image) as database:
         assert count(database) == 300
     assert read_watermark(image) == 301  # Without a mark that it was closed, the fence floor was raised.
+
+
+WATERMARKS: dict[str, Callable[[bytes], bytes | None]] = {
+    "missing": lambda _: None,
+    "neither of its two copies": lambda whole: b"x" * len(whole),
+    "has 0 bytes": lambda _: b"",
+    "has 512 bytes": lambda whole: whole[:512],
+    "one of its two copies": lambda whole: b"x" * 16 + whole[16:],
+    "the directory was closed": lambda whole: whole[:260] + b"x" + whole[261:],
+}
+
+
+@pytest.mark.parametrize("found", WATERMARKS)
+def test_a_damaged_or_missing_watermark_is_reported(
+    tmp_path: Path, found: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Opening warns, and doctor has a finding; both replace the file."""
+    for reader in ("open", "doctor"):
+        folder = tmp_path / reader
+        with fastness.open(f"dir:{folder}") as plane:
+            plane.queue("jobs").put(1)
+        path = folder / "kv" / NAME
+        damaged = WATERMARKS[found](path.read_bytes())
+        path.unlink()
+        if damaged is not None:
+            path.write_bytes(damaged)
+        caplog.clear()
+        if reader == "open":
+            with fastness.open(f"dir:{folder}") as plane:
+                assert plane.queue("jobs").stats().ready == 1
+            assert [found in record.message for record in warnings_of(caplog)] == [True]
+        else:
+            checked = CliRunner().invoke(root, ["doctor", str(folder), "--json"])
+            assert checked.exit_code == DAMAGED
+            (finding,) = json.loads(checked.stdout)["findings"]
+            assert (finding["where"], found in finding["what"]) == (str(path), True)
+        caplog.clear()
+        with fastness.open(f"dir:{folder}"):
+            assert warnings_of(caplog) == []
+
+
+def test_a_directory_that_never_had_a_watermark_opens_without_a_warning(
+    image: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A new one, one whose first opening was killed, and a checkpoint."""
+    with RocksDatabase(tmp_path / "new"):
+        pass
+    Rdict(str(tmp_path / "killed"), table_options()).close()
+    with RocksDatabase(tmp_path / "killed"):
+        pass
+    with RocksDatabase(image) as database:
+        database.checkpoint(tmp_path / "checkpoint")
+    with RocksDatabase(tmp_path / "checkpoint") as database:
+        assert count(database) == 300
+        assert database.watermark_fault is None
+    assert warnings_of(caplog) == []
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [record for record in caplog.records if record.name == "fastness.rocksdb"]
 
 
 @pytest.mark.parametrize("emptied", [True, False])

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
@@ -19,6 +19,9 @@ from fastness.names import folder_at
 from fastness.plane.formats import check_exists, check_marker
 from fastness.private_files import make_private, readable_by_others
 from fastness.wire.health_checks import Finding, Seen
+
+if TYPE_CHECKING:
+    from fastness.backends.rocksdb import RocksDatabase
 
 _PATHS_SHOWN: Final = 5
 
@@ -149,7 +152,7 @@ def _check_directory(folder: Path, target: connect.Target, identity: dict[str, s
     except (Corrupt, PathUnusable) as error:
         yield Seen("data directory", 1, Finding(str(folder), str(error), advice=""))  # The error has its own.
         return
-    yield Seen("data directory", 1)
+    yield Seen("data directory", 1, _watermark_finding(database))
     with database:
         if (found := database.read(lineages.load)) is not None:
             identity |= {"plane": found.plane, "lineage": found.lineage}
@@ -157,6 +160,16 @@ def _check_directory(folder: Path, target: connect.Target, identity: dict[str, s
         objects = None if stored is None else encrypted(stored, database)
         for name, run in health_checks.all_checks(database, objects, folder / "activity", deep=deep).items():
             yield from (line.seen for line in check_lines(name, run()) if line.seen is not None)
+
+
+def _watermark_finding(database: "RocksDatabase") -> Finding | None:
+    """What was wrong with the record of what was synced. Opening the directory has replaced it."""
+    from fastness.backends.rocksdb.watermark import NAME
+
+    if database.watermark_fault is None:
+        return None
+    advice = "if acknowledged data is missing, restore a backup; the file itself is replaced"
+    return Finding(str(database.path / NAME), database.watermark_fault, advice)
 
 
 def _make_private(folder: Path) -> int:
