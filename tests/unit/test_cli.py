@@ -1519,6 +1519,8 @@ def test_doctor_finds_damaged_and_missing_session_logs(cli: Cli, data: Path) -> 
     body.write_bytes(whole)
     entry.write_bytes(manifest[:-1])
     assert any("is damaged" in finding and entry.name in finding for finding in findings(cli))
+    entry.unlink()
+    assert any(f"{body.name}: it has no manifest entry" in finding for finding in findings(cli))
     entry.write_bytes(manifest)
     body.unlink()
     assert any(f"{body.name}: it is not in the object store" in finding for finding in findings(cli, "--deep"))

@@ -4,7 +4,7 @@ import fcntl
 import hashlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
@@ -13,12 +13,14 @@ import pytest
 from fastness.backends.objects import ObjectStore, open_objects
 from fastness.errors import InvalidArgument, Unreachable
 from fastness.runtime.activity import format as log_format
-from fastness.runtime.activity import rotation
+from fastness.runtime.activity import retention, rotation
 from fastness.runtime.activity.format import Header
 from fastness.runtime.activity.log import ActivityLog
 from fastness.runtime.activity.rotation import Manifest, Rotation
 from fastness.runtime.activity.writer import Appender
+from fastness.runtime.maintenance import health_checks
 from fastness.testing.faults import ChosenFault, faulty_objects
+from fastness.wire.health_checks import Finding
 
 OPENED_MS = 1_794_717_735_123
 
@@ -293,6 +295,69 @@ def test_a_damaged_manifest_entry_hides_no_records(
     objects.delete(before[1].path)
     assert list(rotation.files_in_order(folder, objects, "main")) == [before[0], before[2]]
     assert "cannot be found" in caplog.text
+
+
+@pytest.mark.parametrize("removed", [range(6), [4], [0, 5]], ids=["all", "one", "the first and the last"])
+def test_removed_manifest_entries_hide_no_records(
+    folder: Path, objects: ObjectStore, caplog: pytest.LogCaptureFixture, removed: Iterable[int]
+) -> None:
+    """Files of several days, and several of one second."""
+    day_ms = 86_400_000
+    for number, at_ms in enumerate((0, 0, 1_000, day_ms, day_ms + 1_000, 3 * day_ms)):
+        session = "ada" if number % 2 else "bob"
+        rotation.rotate(closed_file(folder, 2, session=session, at_ms=OPENED_MS + at_ms, writer=str(number)), objects)
+    before = list(rotation.files_in_order(folder, objects, "main"))
+    entries, log = rotation.manifest_entries(objects, "main"), ActivityLog(folder, objects, start_flusher=False)
+    records = log.read("main")
+    assert (len(before), len(entries), len(records)) == (6, 6, 12)
+    for number in removed:
+        objects.delete(entries[number])
+
+    assert list(rotation.files_in_order(folder, objects, "main")) == before
+    for session in ("ada", "bob"):
+        found = list(rotation.files_in_order(folder, objects, "main", session=session, kind="metrics"))
+        assert [file for file in found if file.session == session] == [
+            each for each in before if each.session == session
+        ]
+    late = list(rotation.files_in_order(folder, objects, "main", second=before[2].second))
+    assert late == before[2:]
+    assert rotation.manifest_entries(objects, "main") == list(rotation.entries_since(objects, "main")) == entries
+    assert [path for path in entries if path > f"activity-manifest/main/{before[3].second[:10]}"] == list(
+        rotation.entries_since(objects, "main", before[3].second[:10])
+    )
+    assert log.read("main") == records
+    assert log.read("main", after=records[6].position) == records[7:]
+    assert "read all the same" in caplog.text
+    log.close()
+
+
+def test_a_body_that_is_being_rotated_is_listed_once_with_its_local_file(folder: Path, objects: ObjectStore) -> None:
+    """Its entry is not stored yet, as after a crash in between."""
+    path = closed_file(folder, 3)
+    body = path.read_bytes()
+    rotation.rotate(path, objects)
+    path.write_bytes(body)
+    objects.delete(objects.list("activity-manifest/main")[0].path)
+    assert [id for id, _ in ids(folder, objects)] == ["2026-11-15_04-42-15_w"]
+    assert not [
+        each for each in health_checks.all_session_logs(objects, folder, deep=True) if isinstance(each, Finding)
+    ]
+    path.unlink()
+    (finding,) = (
+        each for each in health_checks.all_session_logs(objects, folder, deep=True) if isinstance(each, Finding)
+    )
+    assert "has no manifest entry" in finding.what
+
+
+def test_a_body_without_an_entry_is_kept_whatever_its_age(folder: Path, objects: ObjectStore) -> None:
+    for second in range(3):
+        rotation.rotate(closed_file(folder, 1, at_ms=OPENED_MS + second * 1_000), objects)
+    _, kept, _ = (file.path for file in rotation.files_in_order(folder, objects, "main"))
+    objects.delete(objects.list("activity-manifest/main")[1].path)
+    trimmed = retention.trim(objects, "main", now_ms=OPENED_MS + 9_000, keep_seconds=1, bytes_max=None)
+    assert trimmed[0] == 2
+    assert list(everything(objects)) == [kept]
+    assert retention.universes(objects) == {"main"}
 
 
 def test_a_rotated_file_is_compared_with_the_hash_in_its_name(

@@ -195,8 +195,8 @@ class LockedView:
         (answer,) = self._run((b"try", [_number(CALLERS)]))
         if answer.get_value(0, 0) != b"\x01":
             raise Busy(
-                "A transaction with calls of plane.within is open, so the encryption keys and the fence floor cannot be "
-                "changed; nothing was changed. Try again when it has ended"
+                "A transaction with calls of plane.within is open, so the encryption keys and the fence floor cannot "
+                "be changed; nothing was changed. Try again when it has ended"
             )
 
     def _opened(self, key: bytes, stored: bytes | None) -> bytes | None:

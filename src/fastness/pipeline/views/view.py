@@ -325,7 +325,7 @@ class View:
         unlisted = [path for path in bodies if path not in found]
         if unlisted:
             local = {
-                rotation.hash_when_rotated(file, self.log_body(file))
+                rotation.hash_when_rotated(file.name, file.universe, self.log_body(file))
                 for file in self._all_logs(universe)
                 if not file.is_rotated
             }

@@ -28,7 +28,7 @@ import msgspec
 
 from fastness import limits
 from fastness.backends.objects import ObjectStore
-from fastness.errors import HashMismatch, ObjectNotFound
+from fastness.errors import ObjectNotFound
 from fastness.kv.fork_safety import invalidate_in_children
 from fastness.layers.entities import EntityKey
 from fastness.layers.field_tiers import LOG_KIND
@@ -314,10 +314,10 @@ class _LogFiles:
 
     def _read_rotated(self, entry: str) -> bytes:
         assert self._objects is not None
-        with suppress(HashMismatch, ObjectNotFound):  # `fastness doctor` reports it.
-            manifest = rotation.read_manifest(self._objects, entry)
-            if manifest.kind == LOG_KIND:
-                return self._objects.get(manifest.path)
+        file = rotation.rotated_file(self._objects, entry)
+        with suppress(ObjectNotFound):  # `fastness doctor` reports it.
+            if file is not None and file.kind == LOG_KIND:
+                return self._objects.get(file.path)
         return b""
 
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 from fastness.backends.objects import ObjectStore
 from fastness.errors import HashMismatch, ObjectNotFound
-from fastness.limits import OBJECT_LIST_MAX
 from fastness.runtime.activity import format as log_format
 from fastness.runtime.activity import rotation
 
@@ -54,17 +53,14 @@ def size(objects: ObjectStore, universe: str) -> tuple[int, int]:
 
 def universes(objects: ObjectStore) -> set[str]:
     """The universes that have session logs in the object store."""
-    return {meta.path.split("/")[1] for meta, _ in objects.times("activity-manifest")}
+    return {
+        meta.path.split("/")[1] for folder in ("activity", "activity-manifest") for meta, _ in objects.times(folder)
+    }
 
 
 def _manifests(objects: ObjectStore, universe: str) -> Iterator[tuple[str, int]]:
     """The manifest entries, oldest first, with the time at which each file was opened."""
-    after: str | None = None
-    while page := objects.list(f"activity-manifest/{universe}", after=after):
-        for meta in page:
-            name = log_format.parse_name(meta.path.rpartition("/")[2].rpartition("_")[0])
-            if name is not None:
-                yield meta.path, name.opened_ms
-        if len(page) < OBJECT_LIST_MAX:
-            return
-        after = page[-1].path
+    for entry in rotation.entries_since(objects, universe):
+        name = log_format.parse_name(rotation.name_of(entry))
+        if name is not None:
+            yield entry, name.opened_ms

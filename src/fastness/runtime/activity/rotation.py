@@ -8,6 +8,9 @@
 
 An unlocked file is finished: its writer closed it or is dead, and any process may rotate it. The stored objects are a
 function of the bytes of the file, so every step can be repeated after a crash with the same result.
+
+A body whose manifest entry is damaged or missing is read all the same: its own header has what a reader needs. So the
+bodies of each day are listed beside its entries.
 """
 
 import fcntl
@@ -207,16 +210,68 @@ def local_files(folder: Path, universe: str) -> list[LogFile]:
 
 
 def manifest_entries(objects: ObjectStore, universe: str) -> list[str]:
-    """The sorted paths of a universe's manifest entries."""
-    return [f"{_manifests(universe)}/{name}" for name in objects.names(_manifests(universe))]
+    """The sorted paths of a universe's manifest entries, as `entries_since`."""
+    stored = [f"{_manifests(universe)}/{name}" for name in objects.names(_manifests(universe))]
+    return list(_with_missing(objects, universe, stored))
 
 
-def entries_since(objects: ObjectStore, universe: str, day: str) -> Iterator[str]:
-    """The manifest entries of a universe whose files were opened on `day` or later, in order."""
-    after: str | None = f"{_manifests(universe)}/{day}" if day else None
-    while page := objects.list(_manifests(universe), after=after):
-        yield from (meta.path for meta in page)
-        after = page[-1].path
+def entries_since(
+    objects: ObjectStore, universe: str, day: str = "", *, session: str | None = None, kind: str | None = None
+) -> Iterator[str]:
+    """The manifest entries of a universe whose files were opened on `day` or later, in order.
+
+    If the entry of a body is missing, its path is returned nonetheless: `rotated_file` finds the body. Entries of other
+    sessions and kinds may be left out.
+    """
+
+    def stored() -> Iterator[str]:
+        after: str | None = f"{_manifests(universe)}/{day}" if day else None
+        while page := objects.list(_manifests(universe), after=after):
+            yield from (meta.path for meta in page)
+            after = page[-1].path
+
+    return _with_missing(objects, universe, stored(), day=day, session=session, kind=kind)
+
+
+def _with_missing(
+    objects: ObjectStore,
+    universe: str,
+    stored: Iterable[str],
+    *,
+    day: str = "",
+    session: str | None = None,
+    kind: str | None = None,
+) -> Iterator[str]:
+    """The stored entries, in order, and those that are missing."""
+    days = [(each, "") for each in objects.folders(bodies_folder(universe)) if each >= day]
+    listed = ((second_of(entry, universe)[: len("2026-11-15")], entry) for entry in stored)
+    for each, group in groupby(merge(listed, sorted(days), key=itemgetter(0)), key=itemgetter(0)):
+        entries = [entry for _, entry in group]
+        if "" in entries:
+            entries.remove("")
+            found = {body_start(entry) for entry in entries}
+            for name in objects.names(f"{bodies_folder(universe)}/{each}"):
+                body = f"{bodies_folder(universe)}/{each}/{name}"
+                labels = name.rpartition("_")[0]
+                if start_of(body) not in found and log_format.may_hold(labels, session, kind):
+                    entries += [entry] if (entry := _missing_entry(objects, universe, body)) is not None else []
+        yield from sorted(entries)
+
+
+def _missing_entry(objects: ObjectStore, universe: str, body: str) -> str | None:
+    """The path that the manifest entry of a body should have; None if it is not one, or was removed meanwhile."""
+    day, _, labels = body.removeprefix(f"{bodies_folder(universe)}/").rpartition("_")[0].partition("/")
+    name = log_format.parse_name(f"{day}_00-00-00_{labels}")
+    if name is None:
+        return None
+    try:
+        first_line = objects.get_range(body, 0, log_format.HEADER_BYTES_MAX).partition(b"\n")[0]
+    except ObjectNotFound:
+        return None
+    header = log_format.header_of(first_line, universe, name)
+    stem = log_format.file_name(header).removesuffix(log_format.SUFFIX)
+    stem = stem if stem.startswith(day) else name.stem
+    return f"{_manifests(universe)}/{stem}_{hash_in_name(body)[:SHORT_HASH]}.json"
 
 
 def short_hash(entry: str) -> str:
@@ -321,22 +376,22 @@ def _rotated(
     objects: ObjectStore, universe: str, second: str, session: str | None, kind: str | None
 ) -> Iterator[_ListedFile]:
     """The manifest entries in the order of their names, loaded lazily."""
-    after = f"{_manifests(universe)}/{second}" if second else None
-    while page := objects.list(_manifests(universe), after=after):
-        for meta in page:
-            name = log_format.parse_name(name_of(meta.path))
-            if name is not None and log_format.may_hold(name.labels, session, kind):
-                yield name.second, partial(_rotated_file, objects, meta.path, name)
-        after = page[-1].path
+    for path in entries_since(objects, universe, second.partition("_")[0], session=session, kind=kind):
+        name = log_format.parse_name(name_of(path))
+        if name is not None and name.second >= second and log_format.may_hold(name.labels, session, kind):
+            yield name.second, partial(_rotated_file, objects, path, name)
+
+
+def rotated_file(objects: ObjectStore, entry: str) -> LogFile | None:
+    """The file of a manifest entry, even if that is damaged or missing; None if the body is missing, too."""
+    name = log_format.parse_name(name_of(entry))
+    return None if name is None else _rotated_file(objects, entry, name)
 
 
 def _rotated_file(objects: ObjectStore, path: str, name: FileName) -> LogFile | None:
     try:
         found = read_manifest(objects, path)
-    except ObjectNotFound as error:
-        _log.warning("the manifest entry %s cannot be read and is skipped: %s", path, error)
-        return None
-    except HashMismatch as error:
+    except (HashMismatch, ObjectNotFound) as error:
         file = _file_without_manifest(objects, path, name)
         outcome = "its records cannot be found" if file is None else "its records are read all the same"
         _log.warning("%s; %s", error, outcome)
@@ -368,10 +423,10 @@ def hash_in_name(path: str) -> str:
     return path.removesuffix(log_format.SUFFIX).rpartition("_")[2]
 
 
-def hash_when_rotated(file: LogFile, data: bytes) -> str:
+def hash_when_rotated(stem: str, universe: str, data: bytes) -> str:
     """The SHA-256 that a local file gets in the object store, where bad lines at its end are cut off."""
-    name = log_format.parse_name(file.name)
-    size = len(data) if name is None else log_format.content(data, file.universe, name).size
+    name = log_format.parse_name(stem)
+    size = len(data) if name is None else log_format.content(data, universe, name).size
     return hashlib.sha256(data[:size]).hexdigest()
 
 
@@ -395,8 +450,7 @@ def _names_its_body(path: str, manifest: Manifest) -> bool:
 
 def _file_without_manifest(objects: ObjectStore, path: str, name: FileName) -> LogFile | None:
     """The rotated file whose manifest entry is damaged, described by its own header; None if it is missing."""
-    universe, _, stem = path.removeprefix(f"{_MANIFESTS}/").removesuffix(".json").partition("/")
-    start = _body_path(universe, name, stem.rpartition("_")[2]).removesuffix(log_format.SUFFIX)
+    universe, start = path.split("/")[1], body_start(path)
     folder = start.rpartition("/")[0]
     # Paths sort by name, so the first one after its beginning is the file.
     for meta in objects.list(folder, after=start, limit=1):
@@ -404,6 +458,20 @@ def _file_without_manifest(objects: ObjectStore, path: str, name: FileName) -> L
             header = log_format.header_of(objects.get(meta.path).partition(b"\n")[0], universe, name)
             return _log_file(name, header, meta.path, meta.size, is_rotated=True)
     return None
+
+
+def body_start(entry: str) -> str:
+    """How the path of the body begins that a manifest entry is for."""
+    universe, _, stem = entry.removeprefix(f"{_MANIFESTS}/").removesuffix(".json").partition("/")
+    stem, _, short = stem.rpartition("_")
+    name = log_format.parse_name(stem)
+    return "" if name is None else start_of(_body_path(universe, name, short))
+
+
+def start_of(body: str) -> str:
+    """The path of a body up to the first digits of its hash."""
+    start, _, digest = body.removesuffix(log_format.SUFFIX).rpartition("_")
+    return f"{start}_{digest[:SHORT_HASH]}"
 
 
 def _log_file(name: FileName, header: Header | Manifest, path: str, size: int, *, is_rotated: bool) -> LogFile:

@@ -90,28 +90,35 @@ def all_blobs(database: Database, objects: ObjectStore | None, *, deep: bool) ->
 def all_session_logs(objects: ObjectStore | None, folder: Path | None, *, deep: bool) -> CheckResults:
     """Session logs have no damaged lines; rotated ones have a valid manifest entry and the bytes of their hash.
 
-    Without `deep`, a sample of the rotated ones is hashed. A rotated file without an entry is not a finding: its
-    rotation was interrupted, and is repeated from the local file.
+    Without `deep`, a sample of the rotated ones is hashed. A rotated file without an entry is not a finding if the
+    local file is still there: its rotation was interrupted, and is repeated from it.
     """
+    local_hashes: set[str] = set()
     for local in () if folder is None else rotation.local_paths(folder):
         with suppress(FileNotFoundError):  # It was rotated meanwhile.
             yield 1
-            yield from _damaged_lines(str(local), local.read_bytes())
+            data = local.read_bytes()
+            local_hashes.add(rotation.hash_when_rotated(local.stem, local.parent.name, data))
+            yield from _damaged_lines(str(local), data)
     if objects is not None:
-        yield from _rotated_session_logs(objects, deep=deep)
+        yield from _rotated_session_logs(objects, local_hashes, deep=deep)
 
 
-def _rotated_session_logs(objects: ObjectStore, *, deep: bool) -> CheckResults:
+def _rotated_session_logs(objects: ObjectStore, local_hashes: set[str], *, deep: bool) -> CheckResults:
     sample, count = random.Random(0), 0
+    unlisted: dict[str, str] = {}  # Bodies, which come before the entries.
     for path, is_entry in rotation.rotated_paths(objects):
         try:
             if is_entry:
                 yield 0
+                unlisted.pop(rotation.body_start(path), None)
                 if not _exists(objects, body := rotation.read_manifest(objects, path).path):
                     yield Finding(f"session log {body}", "it is not in the object store, but has a manifest entry")
                 continue
             yield 1
             count += 1
+            if rotation.hash_in_name(path) not in local_hashes:
+                unlisted[rotation.start_of(path)] = path
             is_hashed = deep or count <= SAMPLED_FIRST or sample.random() < SAMPLED_OF_REST
             if is_hashed and not rotation.is_intact(path, data := objects.get(path)):
                 yield Finding(f"session log {path}", "its content does not match the SHA-256 in its name")
@@ -121,6 +128,13 @@ def _rotated_session_logs(objects: ObjectStore, *, deep: bool) -> CheckResults:
             continue  # It was removed meanwhile.
         except FastnessError as error:
             yield Finding(f"session log {path}", f"it cannot be read ({error})")
+    for path in unlisted.values():
+        if _exists(objects, path):  # Otherwise it was removed meanwhile.
+            yield Finding(
+                f"session log {path}",
+                "it has no manifest entry; its records are read, but its age does not remove it",
+                "restore the entry from a backup, or, if a server ended while it moved the file, start it again",
+            )
 
 
 def _damaged_lines(path: str, data: bytes) -> CheckResults:
