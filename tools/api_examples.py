@@ -292,9 +292,12 @@ async def hosting(api: Api) -> None:
     [again] = (await api("POST /v1/hosting/claim", claim))["worlds"]
     last = again["items"][-1][0]
     turn |= {"fence": again["fence"], "expected_head": again["head"], "take": last}
-    await api("POST /v1/worlds/{world}/turns", {**turn, "aside": [[last, "ValueError: unknown order"]]}, **world)
+    turn["aside"] = [[last, "ValueError: unknown order"]]
+    head = (await api("POST /v1/worlds/{world}/turns", turn, **world))["head"]
     await api("DELETE /v1/worlds/{world}/aside/{sequence}", **world, sequence=last)
-    await api("POST /v1/hosting/release", {"worlds": [["shop", again["fence"]]], **host})
+    await api(
+        "POST /v1/hosting/release", {"worlds": [{"world": "shop", "fence": again["fence"], "head": head}], **host}
+    )
     await api("POST /v1/worlds/{world}/inbox", {"item": event}, **world)
     [again] = (await api("POST /v1/hosting/claim", claim))["worlds"]
     failed = {**host, "fence": again["fence"], "error": "ValueError: unknown order", "is_stopped": True}

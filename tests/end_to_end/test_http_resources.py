@@ -596,7 +596,8 @@ class TestHosting:
         info = server.get(f"{path}/program").json()
         assert (info["program"], info["is_stopped"], info["attempts"], info["error"]) == (name, True, 1, "bad")
         assert not server.post(f"{path}/program/resume").json()["is_stopped"]
-        assert server.post("/v1/hosting/release", {"worlds": worlds, "owner": "h1"}).status == 200
+        given = [{"world": name, "fence": claimed["fence"], "head": done.json()["head"]}]
+        assert server.post("/v1/hosting/release", {"worlds": given, "owner": "h1"}).status == 200
         assert server.ask("PUT", f"{path}/program", {"program": None}).json()["program"] is None
         assert server.post("/v1/hosting/claim", {"programs": [name], "owner": "h1"}).json() == {"worlds": []}
 

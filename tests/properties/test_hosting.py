@@ -1,5 +1,6 @@
 """Random histories of hosts match a plain Python model: claims, turns, wake-ups, and everything that ends a claim."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ from fastness.wire.hosting import (
     ClaimedWorld,
     CommitTurn,
     FailTurn,
+    GivenBack,
     HostingInfo,
     RenewedWorld,
     ResumeWorld,
@@ -188,8 +190,9 @@ class Hosts(RuleBasedStateMachine):
             return
         assert world is not None
         if world.program != program:
-            has_work = program is not None and world.state == "active" and world.taken < world.items
-            world.end_claim(self.now_ms if has_work else None)
+            has_work = world.taken < world.items or bool(world.journal)
+            is_run = program is not None and world.state == "active"
+            world.end_claim(self.now_ms if is_run and has_work else None)
             world.program, world.attempts, world.error, world.is_stopped = program, 0, None, False
         self.check_info(name, self.run(request))
 
@@ -360,15 +363,18 @@ class Hosts(RuleBasedStateMachine):
         assert self.store().renew(pairs, owner=owner, lease_ms=lease_ms).worlds == expected
 
     @precondition(lambda self: self.claims)
-    @rule(pick=picks, has_work=st.booleans(), rarely=seldom)
-    def a_host_gives_a_world_back(self, pick: int, has_work: bool, rarely: int) -> None:
+    @rule(pick=picks, has_work=st.booleans(), is_late=st.booleans(), rarely=seldom)
+    def a_host_gives_a_world_back(self, pick: int, has_work: bool, is_late: bool, rarely: int) -> None:
+        """A request that is late has the head that the claim had."""
         if rarely > 2:
             return
         owner, claimed = self.claim(pick)
         world = self.worlds.get(claimed.world)
-        self.store().release([(self.key(claimed.world), claimed.fence)], owner=owner, has_work=has_work)
+        head = len(world.journal) if world is not None and not is_late else claimed.head
+        self.store().release(self.universe, [GivenBack(claimed.world, claimed.fence, head, has_work)], owner=owner)
         if world is not None and (world.owner, world.fence) == (owner, claimed.fence):
-            world.end_claim(self.now_ms if has_work or world.taken < world.items else None)
+            is_ready = has_work or world.taken < world.items or head != len(world.journal)
+            world.end_claim(self.now_ms if is_ready else None)
 
     @rule(milliseconds=st.sampled_from((0, 1, 1, 499, 500, 1_000, 5_000, 10_000)))
     def time_passes(self, milliseconds: int) -> None:
@@ -435,7 +441,7 @@ class Hosts(RuleBasedStateMachine):
         return self.databases[next(self.steps) % self.nodes]
 
     def store(self) -> HostingStore:
-        return HostingStore(self.node(), self.clock, ConsumerOptions())
+        return HostingStore(self.node(), self.clock, ConsumerOptions(), Counter())
 
     def run(self, request: Request[Any]) -> Any:
         return self.node().transact(handler_of(request).run, request)  # type: ignore[arg-type]

@@ -4,20 +4,22 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
+from fastness.hosts.host import AsyncHost
 from fastness.hosts.hosted_world import HostedWorld
 from fastness.hosts.workflows.records import Record
 from fastness.hosts.workflows.runner import WorkflowRunner
 from fastness.kv import Transaction
-from fastness.layers import effect_leases, effects, hosting
+from fastness.layers import effect_leases, effects, hosting, journals, turns
 from fastness.layers.hosting import Hosting
 from fastness.layers.worlds import World
 from fastness.testing.histories import Violation
 from fastness.testing.hosts.fleets import FleetRates, main, play_fleet
 from fastness.wire import run_records
 from fastness.wire.atomic import CommitAtomic
-from fastness.wire.hosting import TurnCommitted
+from fastness.wire.hosting import ClaimedWorld, GivenBack, TurnCommitted
 from tests.support.depth import Depth
 
 SEEDS_TO_FIND = 40  # An ordinary run would miss a fault that needs more seeds.
@@ -27,7 +29,7 @@ def test_hosts_that_pause_crash_and_lose_claims_do_everything_once(depth: Depth,
     faults: Counter[str] = Counter()
     for seed in range(first_seed, first_seed + depth.fleet_seeds):
         faults.update(play_fleet(seed).faults)
-    assert set(faults) == {"kill", "pause", "refused", "lost", "deploy"}
+    assert set(faults) == {"kill", "pause", "refused", "lost", "deploy", "late", "repeated"}
 
 
 @pytest.mark.nightly
@@ -80,6 +82,31 @@ def sends_are_committed_by_themselves(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(HostedWorld, "commit", twice)
 
 
+def worlds_that_are_being_given_back_are_taken_again(patch: pytest.MonkeyPatch) -> None:
+    accept = AsyncHost._accept
+
+    def take_again(host: AsyncHost, claim: ClaimedWorld) -> None:
+        accept(host, claim if claim.world in host._held else msgspec.structs.replace(claim, is_new=True))
+
+    patch.setattr(AsyncHost, "_accept", take_again)
+
+
+def releases_are_compared_with_the_fence_only(patch: pytest.MonkeyPatch) -> None:
+    release = turns.release
+
+    def trusting(tx: Transaction, world: World, given: GivenBack, *, owner: str) -> bool:
+        return release(tx, world, msgspec.structs.replace(given, head=journals.head(tx, world)), owner=owner)
+
+    worlds_that_are_being_given_back_are_taken_again(patch)
+    patch.setattr(turns, "release", trusting)
+
+
+def test_the_plane_alone_keeps_late_releases_from_ending_work(monkeypatch: pytest.MonkeyPatch, depth: Depth) -> None:
+    worlds_that_are_being_given_back_are_taken_again(monkeypatch)
+    for seed in range(depth.fleet_seeds):
+        play_fleet(seed)
+
+
 @pytest.mark.parametrize(
     ("break_it", "found"),
     [
@@ -87,6 +114,7 @@ def sends_are_committed_by_themselves(patch: pytest.MonkeyPatch) -> None:
         (fences_of_effects_are_not_checked, "has committed effects.* with an old fence|EffectNotFound"),
         (sends_are_committed_by_themselves, "should have|have not done everything"),
         (starts_of_steps_are_forgotten, "'look up' and 'look up again' were given the id"),
+        (releases_are_compared_with_the_fence_only, "runs had to be revived"),
     ],
 )
 def test_a_broken_host_is_found(

@@ -1,18 +1,20 @@
 """The simulator finds no violations of hosts, and finds every deliberately broken part."""
 
+from collections import Counter
 from collections.abc import Callable
 
 import msgspec
 import pytest
 
 from fastness.kv import Transaction
-from fastness.layers import hosting, inboxes, turns
+from fastness.layers import hosting, inboxes, journals, turns
 from fastness.layers.hosting import Hosting
 from fastness.layers.worlds import World
 from fastness.testing.histories import Outcome, Violation
-from fastness.testing.host_scenarios import hosts
+from fastness.testing.host_scenarios import hosts, releases
 from fastness.testing.scenarios import play
 from fastness.testing.simulation import Rates
+from fastness.wire.hosting import GivenBack
 from tests.support.depth import Depth
 
 SEEDS_TO_FIND = 40  # An ordinary run would miss a fault that needs more seeds.
@@ -31,6 +33,16 @@ def test_the_scenario_covers_every_kind_and_outcome() -> None:
     assert {(kind, Outcome.OK) for kind in kinds} <= found
     assert {("turn", Outcome.FAILED), ("turn", Outcome.UNKNOWN), ("fail", Outcome.FAILED)} <= found
     assert any(each.result is False for each in operations if each.kind == "renew")
+
+
+def test_what_gives_a_world_back_arrives_late_and_twice() -> None:
+    operations = [each for seed in range(10) for each in play(releases, seed).history.operations]
+    late = [each for each in operations if each.kind == "late release"]
+    assert {True, False} <= {each.result for each in late}  # Of claims that have not ended, and of others.
+    assert max(Counter((each.key, each.argument) for each in late).values()) > 1
+    claims = [each.result for each in operations if each.kind == "claim" and each.outcome is Outcome.OK]
+    fences = Counter((claim.world, claim.fence) for found in claims for claim in found)
+    assert max(fences.values()) > 1, "no host has taken a world again that it was giving back"
 
 
 def turns_do_not_need_a_claim(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,6 +115,15 @@ def a_resumed_world_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "note_state", only_ends)
 
 
+def a_release_is_compared_with_the_fence_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = turns.release
+
+    def trusting(tx: Transaction, world: World, given: GivenBack, *, owner: str) -> bool:
+        return release(tx, world, msgspec.structs.replace(given, head=journals.head(tx, world)), owner=owner)
+
+    monkeypatch.setattr(turns, "release", trusting)
+
+
 @pytest.mark.parametrize(
     "break_it",
     [
@@ -124,3 +145,10 @@ def test_a_broken_host_is_found(
     with pytest.raises(Violation):
         for seed in range(SEEDS_TO_FIND):
             play(hosts, seed)
+
+
+def test_a_release_that_is_compared_with_the_fence_only_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    a_release_is_compared_with_the_fence_only(monkeypatch)
+    with pytest.raises(Violation, match="a has work, and is neither held nor ready"):
+        for seed in range(SEEDS_TO_FIND):
+            play(releases, seed)

@@ -34,6 +34,7 @@ from fastness.wire.hosting import (
     ClaimWorlds,
     CommitTurn,
     FailTurn,
+    GivenBack,
     ReleaseWorlds,
     RenewWorlds,
     ResumeWorld,
@@ -326,7 +327,7 @@ Make = Callable[[PopulatedPlane], Request[Any]]
 REPEATABLES: dict[type[Request[Any]], Make] = {
     ClaimWorlds: lambda _: ClaimWorlds(["ready"], "h1"),
     RenewWorlds: lambda populated: RenewWorlds([("hosted", populated.claim.fence)], "h1", 3_600.0),
-    ReleaseWorlds: lambda populated: ReleaseWorlds([("hosted", populated.claim.fence)], "h1"),
+    ReleaseWorlds: lambda populated: ReleaseWorlds([GivenBack("hosted", populated.claim.fence, 0)], "h1"),
     PutBlob: lambda _: PutBlob(b"bytes"),
     CollectGarbage: lambda _: CollectGarbage(),
     EnableEncryption: lambda _: EnableEncryption("main"),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import cbor2
+import msgspec
 import pytest
 from click.testing import Result
 
@@ -61,9 +62,42 @@ def test_a_turn_moves_items_to_the_journal_with_its_entries(plane: Plane) -> Non
     assert (done.head, done.has_more, done.expires_ms) == (6, False, claimed.expires_ms)
     assert records(plane, "ada") == [{"turn": 1}, 0, 1, "a", "b", 2]
     assert world.inbox.cursor() == 2
-    plane.hosting.release([claimed], owner="h1")
+    plane.hosting.release([msgspec.structs.replace(claimed, head=done.head)], owner="h1")
     assert not plane.hosting.claim(["p"], owner="h2")
     assert world.hosting() == info("ada", fence=claimed.fence)
+
+
+def test_a_release_that_is_late_does_not_make_a_world_idle_that_its_host_has_taken_again(plane: Plane) -> None:
+    world = created(plane, "ada", items=1)
+    first = claim(plane, "h1")
+    done = plane.hosting.commit(first, owner="h1", expected_head=0, take=0)
+    late = msgspec.structs.replace(first, head=done.head)  # The host gives the world back, and its request is slow.
+    world.send("order", {"n": 1})
+    again = claim(plane, "h1")
+    assert (again.fence, again.is_new) == (first.fence, False)
+    plane.hosting.commit(again, owner="h1", expected_head=done.head, take=1)
+    for _ in range(2):  # It may also arrive twice.
+        plane.hosting.release([late], owner="h1")
+        assert world.hosting().owner is None
+        assert world.hosting().ready_ms is not None
+    assert claim(plane, "h2").fence > first.fence
+
+
+def test_a_world_with_records_that_its_host_has_not_seen_is_ready_when_it_is_given_back(plane: Plane) -> None:
+    """A host that stops may have a commit under way, and not learn what became of it."""
+    world = created(plane, "ada", items=1)
+    claimed = claim(plane, "h1")
+    plane.hosting.commit(claimed, owner="h1", expected_head=0, take=0)
+    plane.hosting.release([claimed], owner="h1")
+    assert world.hosting().ready_ms is not None
+
+
+def test_a_world_whose_program_is_set_again_is_ready_because_a_host_may_have_been_at_work(plane: Plane) -> None:
+    world = created(plane, "ada", items=1)
+    plane.hosting.commit(claim(plane, "h1"), owner="h1", expected_head=0, take=0)
+    world.set_program(None)
+    world.set_program("p")
+    assert claim(plane, "h2").items == []
 
 
 def test_a_world_without_work_or_without_program_is_not_claimed(plane: Plane) -> None:

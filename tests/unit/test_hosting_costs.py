@@ -15,7 +15,7 @@ from fastness.runtime.consumer_options import ConsumerOptions
 from fastness.runtime.sync.hosting import HostingStore
 from fastness.testing.clock import ManualClock
 from fastness.wire.canonical import canonical
-from fastness.wire.hosting import CommitTurn, TurnCommitted
+from fastness.wire.hosting import CommitTurn, GivenBack, TurnCommitted
 from fastness.wire.inboxes import Control
 
 LEASE_MS = 10_000
@@ -48,8 +48,9 @@ def test_idle_worlds_cost_a_claim_nothing(database: Database) -> None:
         tx.view = counting = CountingView(tx.view)
         found = hosting.candidates(tx, "main", programs=["p"], owner="h1", limit=16)
         assert [ready.world for ready in found.ready] == ["active"]
-        assert turns.claim(tx, World("main", "active"), found.ready[0], owner="h1", lease_ms=LEASE_MS) is not None
-        turns.release(tx, World("main", "active"), owner="h1", fence=hosting_fence(tx), has_work=True)
+        claimed = turns.claim(tx, World("main", "active"), found.ready[0], owner="h1", lease_ms=LEASE_MS)
+        assert claimed is not None
+        turns.release(tx, World("main", "active"), GivenBack("active", claimed.fence, 0, has_work=True), owner="h1")
         return counting.read
 
     database.transact(create, ["active"])
@@ -86,7 +87,7 @@ def test_a_thousand_active_worlds_are_served_fairly(database: Database, clock: M
         for _ in range(2):
             database.transact(inboxes.enqueue, World("main", name), Control(command="go"))
     last, gaps, served = dict.fromkeys(names, 0), [], Counter[str]()
-    held: deque[tuple[str, int]] = deque()
+    held: deque[GivenBack] = deque()
     for number in range(1, 200):
         clock.advance_ms(1)
         found = store(database).claim("main", ["p"], owner="h1", limit=16, lease_ms=LEASE_MS, wait_ms=0).worlds
@@ -94,10 +95,9 @@ def test_a_thousand_active_worlds_are_served_fairly(database: Database, clock: M
             gaps.append(number - last[each.world])
             last[each.world] = number
             served[each.world] += 1
-            held.append((each.world, each.fence))
+            held.append(GivenBack(each.world, each.fence, each.head))
         while len(held) > 32:  # A host that runs so many at a time, and gives the oldest back.
-            world, fence = held.popleft()
-            store(database).release([(World("main", world), fence)], owner="h1", has_work=False)
+            store(database).release("main", [held.popleft()], owner="h1")
     assert len(served) == 1_000
     assert max(gaps) <= 3 * median(gaps)
     assert max(served.values()) - min(served.values()) <= 1
@@ -117,11 +117,5 @@ def create(tx: Transaction, names: list[str]) -> None:
         turns.set_program(tx, World("main", name), "p")
 
 
-def hosting_fence(tx: Transaction) -> int:
-    record = hosting.find(tx, World("main", "active"))
-    assert record is not None
-    return record.fence
-
-
 def store(database: Database) -> HostingStore:
-    return HostingStore(database, None, ConsumerOptions())
+    return HostingStore(database, None, ConsumerOptions(), Counter())

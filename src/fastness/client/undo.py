@@ -5,7 +5,7 @@ from typing import Any
 
 from fastness.wire.effects import ClaimedEffect, ClaimEffects, EffectPage, ReleaseEffects
 from fastness.wire.frames import AnyRequest
-from fastness.wire.hosting import ClaimedWorlds, ClaimWorlds, ReleaseWorlds
+from fastness.wire.hosting import ClaimedWorlds, ClaimWorlds, GivenBack, ReleaseWorlds
 from fastness.wire.leases import AcquireLease, Granted, LeaseProof, ReleaseLease
 from fastness.wire.locks import AcquireLocks, ReleaseLocks
 from fastness.wire.queues import Deliveries, NackMessages, ReceiveMessages
@@ -43,5 +43,5 @@ def _release_request(request: AcquireLease, answer: Granted) -> ReleaseLease:
 
 def _give_back_request(request: ClaimWorlds, answer: ClaimedWorlds) -> ReleaseWorlds | None:
     """Give back the worlds that the host has not seen. It still holds the others, for which items arrived."""
-    worlds = [(each.world, each.fence) for each in answer.worlds if each.is_new]
-    return ReleaseWorlds(worlds, request.owner, has_work=True, universe=request.universe) if worlds else None
+    worlds = [GivenBack(each.world, each.fence, each.head, has_work=True) for each in answer.worlds if each.is_new]
+    return ReleaseWorlds(worlds, request.owner, request.universe) if worlds else None

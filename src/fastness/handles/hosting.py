@@ -12,6 +12,7 @@ from fastness.wire.hosting import (
     CommitTurn,
     FailTurn,
     GetSendPolicy,
+    GivenBack,
     ReleaseWorlds,
     RenewedWorld,
     RenewWorlds,
@@ -140,9 +141,20 @@ class AsyncHosting:
         return (await self._transport.call(RenewWorlds(worlds, owner, lease_seconds, self._universe))).worlds
 
     async def release(self, claims: Sequence[ClaimedWorld], *, owner: str, has_work: bool = False) -> None:
-        """Give worlds back. They are ready for other hosts if items are left in their inboxes, or with `has_work`."""
-        worlds = [(each.world, each.fence) for each in checked_items(claims, "wrap it in a list")]
-        await self._transport.call(ReleaseWorlds(worlds, owner, has_work, self._universe))
+        """Give worlds back. They are ready for other hosts with `has_work`, or if these hosts have seen less than all.
+
+        Args:
+            claims: the worlds. After a commit, give its head:
+                `release([msgspec.structs.replace(claimed, head=done.head)], …)`. A world with items in its inbox, or
+                with records above that head, is ready, so that another host looks at it.
+            owner: the host that claimed them.
+            has_work: they are ready in any case.
+        """
+        worlds = [
+            GivenBack(each.world, each.fence, each.head, has_work)
+            for each in checked_items(claims, "wrap it in a list")
+        ]
+        await self._transport.call(ReleaseWorlds(worlds, owner, self._universe))
 
     async def policy(self) -> SendPolicy:
         """Which sends between universes this universe allows; by default none."""

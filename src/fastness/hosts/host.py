@@ -41,7 +41,7 @@ from fastness.limits import (
     TURN_DELAY_SECONDS,
     TURN_DELAY_SECONDS_MAX,
 )
-from fastness.wire.hosting import ClaimedWorld, ClaimWorlds, FailTurn, ReleaseWorlds, RenewWorlds
+from fastness.wire.hosting import ClaimedWorld, ClaimWorlds, FailTurn, GivenBack, ReleaseWorlds, RenewWorlds
 
 Item = TypeVar("Item")
 
@@ -253,9 +253,11 @@ class AsyncHost:
     def _accept(self, claim: ClaimedWorld) -> None:
         """Take a claimed world, or the items that arrived for one that is held."""
         held = self._held.get(claim.world)
-        if held is not None and held.world.fence == claim.fence and not held.world.is_lost:
-            held.world.add(claim.items)
-            self._want_turn(held)
+        if not claim.is_new:
+            # One that is being given back stays so: with items left, it is ready, and the next claim has another fence.
+            if held is not None and held.world.fence == claim.fence:
+                held.world.add(claim.items)
+                self._want_turn(held)
             return
         if held is not None:  # Its claim had ended, and this is another one.
             self._lose(held)
@@ -297,6 +299,9 @@ class AsyncHost:
                     held.wants_turn = False
                     try:
                         await held.runner.run_turn()
+                    except asyncio.CancelledError:
+                        held.wants_turn = True  # What follows from its commit may not have been begun.
+                        raise
                     except Exception as error:
                         failure = error
                     else:
@@ -317,7 +322,7 @@ class AsyncHost:
                 await self._drop(held)
         finally:
             held.task = None
-            held.idle_since = time.monotonic()
+            held.idle_since = asyncio.get_running_loop().time()
 
     async def _handle_failure(self, held: "_Held", error: Exception) -> None:
         """Give a world back whose turn has failed."""
@@ -368,7 +373,7 @@ class AsyncHost:
         while True:
             await asyncio.sleep(self._lease_seconds / _CHECKS_PER_LEASE)
             try:
-                idle_before = time.monotonic() - self._lease_seconds / 2
+                idle_before = asyncio.get_running_loop().time() - self._lease_seconds / 2
                 await self._close(
                     [each for each in self._held.values() if each.is_idle and each.idle_since < idle_before]
                 )
@@ -408,18 +413,17 @@ class AsyncHost:
 
     async def _close(self, some: "Sequence[_Held]") -> None:
         """Give worlds back. Those that do something between turns have work for another host at once."""
-        given: dict[bool, list[tuple[str, int]]] = {False: [], True: []}
+        given: list[GivenBack] = []
         for held in some:
-            has_work = held.runner.is_active or held.wants_turn
+            seen = held.seen  # Closing it forgets that.
             await self._drop(held)
             if not held.world.is_lost:
-                given[has_work].append(held.proof)
-        for has_work, worlds in given.items():
-            for chunk in _chunks(worlds):
-                try:
-                    await self._transport.call(ReleaseWorlds(list(chunk), self.owner, has_work, self._universe))
-                except FastnessError as error:
-                    _log.warning("worlds are not given back; their claims end by themselves: %s", error)
+                given.append(seen)
+        for chunk in _chunks(given):
+            try:
+                await self._transport.call(ReleaseWorlds(list(chunk), self.owner, self._universe))
+            except FastnessError as error:
+                _log.warning("worlds are not given back; their claims end by themselves: %s", error)
 
     async def _drain(self) -> None:
         """Finish running turns, steps and adapters, and give all worlds back."""
@@ -451,7 +455,7 @@ class _Held:
         self.runner = runner
         self.task: asyncio.Task[None] | None = None  # Runs its turns.
         self.wants_turn = False
-        self.idle_since = time.monotonic()
+        self.idle_since = asyncio.get_running_loop().time()
 
     @property
     def is_idle(self) -> bool:
@@ -460,6 +464,12 @@ class _Held:
     @property
     def proof(self) -> tuple[str, int]:
         return self.world.name, self.world.fence
+
+    @property
+    def seen(self) -> GivenBack:
+        """What it is given back with."""
+        has_work = self.runner.is_active or self.wants_turn
+        return GivenBack(self.world.name, self.world.fence, self.world.head, has_work, self.runner.waits)
 
 
 def _chosen(app: HostApp, programs: Iterable[str | Program] | None) -> list[str]:

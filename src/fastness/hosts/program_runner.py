@@ -28,6 +28,7 @@ class ProgramRunner:
     """
 
     is_active = False
+    waits = True  # Any item may come.
 
     def __init__(self, program: Program, world: HostedWorld) -> None:
         self._program = program

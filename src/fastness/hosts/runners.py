@@ -21,6 +21,11 @@ class Runner(Protocol):
         """
         ...
 
+    @property
+    def waits(self) -> bool:
+        """Whether an inactive world waits for more than its own timers, such as a signal to a workflow."""
+        ...
+
     async def run_turn(self) -> None:
         """Handle the items that arrived, at most one batch, and commit. The first call follows the claim.
 

@@ -12,6 +12,9 @@ A world is in the ready index at most once: if it is ready, at the time from whi
 held, at the time when the claim ends. So a world whose host died is claimed as any other one. An idle or stopped world
 has no key there, and costs nothing. Only an active world has a claim or is ready: pausing it ends the claim.
 
+A world becomes idle only if the host that gives it back has seen its whole journal, and has taken all items. The
+record keeps what that host saw, so that a world that became idle in another way can be found.
+
 Every claim has a higher fence than all earlier ones of the world. The record stays when the program is removed, and the
 world keeps the highest fence of a deleted incarnation, so that no fence is given twice.
 """
@@ -28,6 +31,13 @@ from fastness.layers import worlds
 from fastness.layers.worlds import World, WorldState, subspace
 
 
+class Idle(msgspec.Struct, frozen=True, array_like=True):
+    """What the host had seen that gave a world back without work."""
+
+    head: int  # Of the journal.
+    waits: bool  # The world waits for more than its own timers.
+
+
 class Hosting(msgspec.Struct, frozen=True, array_like=True):
     """The hosting record of a world."""
 
@@ -40,6 +50,7 @@ class Hosting(msgspec.Struct, frozen=True, array_like=True):
     error: str | None = None  # Of the last failed turn.
     is_stopped: bool = False
     set_aside: int = 0  # Items that are set aside.
+    idle: Idle | None = None  # Until the next claim.
 
     def is_held_at(self, now_ms: int) -> bool:
         """Whether a host may commit turns."""
@@ -84,6 +95,13 @@ def note_work(tx: Transaction, world: World) -> None:
             tx.put(wake, b"")
     elif record.ready_ms is None and worlds.describe(tx, world).state is WorldState.ACTIVE:
         write(tx, world, record, msgspec.structs.replace(record, ready_ms=tx.now_ms))
+
+
+def note_ready(tx: Transaction, world: World) -> None:
+    """Have a host claim an idle world, also without items."""
+    record = find(tx, world)
+    if record is not None:
+        write(tx, world, record, end_claim(record, ready_ms=tx.now_ms))
 
 
 def candidates(tx: Transaction, universe: str, *, programs: Iterable[str], owner: str | None, limit: int) -> Candidates:
@@ -139,9 +157,9 @@ def require_unheld(tx: Transaction, world: World) -> None:
         )
 
 
-def end_claim(record: Hosting, *, ready_ms: int | None) -> Hosting:
+def end_claim(record: Hosting, *, ready_ms: int | None, idle: Idle | None = None) -> Hosting:
     """The record without its claim, to be `write`n; `ready_ms` is when another host may claim the world, if at all."""
-    return msgspec.structs.replace(record, owner=None, expires_ms=0, ready_ms=ready_ms)
+    return msgspec.structs.replace(record, owner=None, expires_ms=0, ready_ms=ready_ms, idle=idle)
 
 
 def write(tx: Transaction, world: World, before: Hosting | None, after: Hosting) -> None:

@@ -13,9 +13,13 @@ with, signals, a cancellation, and the ends of its children. The host that has c
 is, under the fence of its claim. In the commit that ends a run, its parent gets an item, its timers are removed, and
 its world has no program any more: no host claims it again. A run whose world is stopped by an error says so in its
 state, and in the index.
+
+Until then a run has a claim, is ready for one, or waits: for items that are in its inbox, a timer, a signal or a child.
+One that has none of these is *stuck*: no host would ever continue it. `find_stuck` and `revive` are for that fault.
 """
 
 import hashlib
+from collections.abc import Sequence
 from typing import Final
 
 import cbor2
@@ -23,7 +27,7 @@ import msgspec
 
 from fastness.errors import InvalidArgument, InvalidName, PayloadTooLarge, RunEnded, RunExists, RunNotEnded, RunNotFound
 from fastness.kv import Subspace, Transaction
-from fastness.layers import blobs, hosting, inboxes, snapshots, timers, turns, worlds
+from fastness.layers import blobs, hosting, inboxes, journals, snapshots, timers, turns, worlds
 from fastness.layers.worlds import World, WorldState, subspace
 from fastness.limits import (
     RUN_ERROR_BYTES_MAX,
@@ -309,6 +313,44 @@ def begin_delete(tx: Transaction, universe: str, id: str) -> int:
     tx.delete(_key(world))
     worlds.change_state(tx, world, WorldState.ARCHIVED)
     return worlds.change_state(tx, world, WorldState.DELETING).incarnation
+
+
+def is_stuck(tx: Transaction, world: World) -> bool:
+    """Whether a run is running, and neither a host nor anything that it could wait for would continue it.
+
+    A run that is stopped, paused or without a program is not stuck: an operator has it continued.
+    """
+    record = hosting.find(tx, world)
+    if record is None or record.program is None or record.is_stopped:
+        return False
+    if record.owner is not None or record.ready_ms is not None or tx.get(_index(world, RUNNING)) is None:
+        return False
+    if worlds.describe(tx, world).state is not WorldState.ACTIVE:
+        return False
+    idle = record.idle
+    if idle is None or idle.head != journals.head(tx, world) or inboxes.has_undrained(tx, world):
+        return True  # No host has seen everything, and still given it back as idle.
+    return not idle.waits and not timers.has_any(tx, world)
+
+
+def find_stuck(tx: Transaction, universe: str, *, after: str, limit: int) -> tuple[list[str], str]:
+    """The worlds of stuck runs among the next `limit` that are running, after the world `after`; where to go on.
+
+    That is "" at the end.
+    """
+    index = Subspace("u", universe, "runs", RUNNING)
+    begin, end = index.range()
+    pairs = tx.scan(index.key(after) + b"\x00" if after else begin, end, limit=limit)
+    names = [index.unpack(key)[0] for key, _ in pairs]
+    return [each for each in names if is_stuck(tx, World(universe, each))], names[-1] if len(names) == limit else ""
+
+
+def revive(tx: Transaction, universe: str, names: Sequence[str]) -> list[str]:
+    """Have hosts claim the worlds of stuck runs; those that still were stuck."""
+    stuck = [each for each in names if is_stuck(tx, World(universe, each))]
+    for name in stuck:
+        hosting.note_ready(tx, World(universe, name))
+    return stuck
 
 
 def world_of(universe: str, id: str) -> World:

@@ -109,6 +109,11 @@ def page(tx: Transaction, universe: str, world: str | None, *, after: str, limit
     return TimerPage(found, token_of(index.prefix, pairs[-1][0]) if len(pairs) == limit else None)
 
 
+def has_any(tx: Transaction, world: World) -> bool:
+    """Whether a world has a timer."""
+    return bool(tx.scan(*_own(world).range(), limit=1))
+
+
 def timer_id(intent_hash: bytes) -> str:
     """The intent hash as text, if it is UTF-8; otherwise as hex digits."""
     try:

@@ -14,7 +14,7 @@ import msgspec
 from fastness.errors import BatchTooLarge, HeadAdvanced, InvalidArgument, ItemNotFound
 from fastness.kv import Transaction, fence_floor
 from fastness.layers import blobs, effects, hosting, inboxes, journal_records, journals, timers, worlds
-from fastness.layers.hosting import Hosting, Ready
+from fastness.layers.hosting import Hosting, Idle, Ready
 from fastness.layers.worlds import World, WorldState, subspace
 from fastness.limits import (
     ASIDE_ERROR_BYTES_MAX,
@@ -27,7 +27,15 @@ from fastness.limits import (
 )
 from fastness.names import checked_name
 from fastness.wire.canonical import canonical
-from fastness.wire.hosting import AsideItem, ClaimedWorld, CommitTurn, HostingInfo, RenewedWorld, TurnCommitted
+from fastness.wire.hosting import (
+    AsideItem,
+    ClaimedWorld,
+    CommitTurn,
+    GivenBack,
+    HostingInfo,
+    RenewedWorld,
+    TurnCommitted,
+)
 from fastness.wire.inboxes import Effect, InboxItem, Timer, check_requests
 
 _Asked = TypeVar("_Asked", Effect, Timer)
@@ -50,7 +58,12 @@ def set_program(tx: Transaction, world: World, program: str | None) -> HostingIn
     if (before or _NEW).program != program:
         kept = _NEW if before is None else Hosting(None, fence=before.fence, set_aside=before.set_aside)
         after = msgspec.structs.replace(kept, program=program)
-        if program is not None and _is_active(tx, world) and inboxes.has_undrained(tx, world):
+        # A world with a journal is ready even without items: its host may have been at work.
+        if (
+            program is not None
+            and _is_active(tx, world)
+            and (inboxes.has_undrained(tx, world) or journals.head(tx, world))
+        ):
             after = msgspec.structs.replace(after, ready_ms=tx.now_ms)
         hosting.write(tx, world, before, after)
     return describe(tx, world)
@@ -112,6 +125,7 @@ def claim(
         fence=fence_floor.next_fence(tx, record.fence, meta.fences_from),
         expires_ms=now_ms + lease_ms,
         ready_ms=now_ms + lease_ms,
+        idle=None,
     )
     hosting.write(tx, world, record, after)
     return _claimed(tx, world, after, meta.incarnation, bytes_max=bytes_max, is_new=True)
@@ -131,7 +145,7 @@ def claim_woken(tx: Transaction, world: World, *, owner: str, bytes_max: int = B
 def undo_claim(tx: Transaction, world: World, claimed: ClaimedWorld, *, owner: str) -> None:
     """Give back a world whose claim did not reach its host."""
     if claimed.is_new:
-        release(tx, world, owner=owner, fence=claimed.fence, has_work=True)
+        release(tx, world, GivenBack(world.name, claimed.fence, claimed.head, has_work=True), owner=owner)
     else:
         hosting.note_work(tx, world)
 
@@ -223,13 +237,21 @@ def renew(tx: Transaction, world: World, *, owner: str, fence: int, lease_ms: in
     return RenewedWorld(world.name, fence, expires_ms)
 
 
-def release(tx: Transaction, world: World, *, owner: str, fence: int, has_work: bool = False) -> bool:
-    """Give a world back; whether the host had it until now. It is ready if items are left, or with `has_work`."""
+def release(tx: Transaction, world: World, given: GivenBack, *, owner: str) -> bool:
+    """Give a world back; whether the host had it until now.
+
+    It is ready with `has_work`, if items are left, or if its journal has grown since: the host's last commit may have
+    been acknowledged to a caller that was cancelled, or the host may have taken the world again before this request
+    arrived. Records come with every item that is taken, so what happened after the host has looked moves the head.
+    """
     record = hosting.find(tx, world)
-    if record is None or (record.owner, record.fence) != (owner, fence):
+    if record is None or (record.owner, record.fence) != (owner, given.fence):
         return False
-    is_ready = has_work or inboxes.has_undrained(tx, world)
-    hosting.write(tx, world, record, hosting.end_claim(record, ready_ms=tx.now_ms if is_ready else None))
+    if given.has_work or journals.head(tx, world) != given.head or inboxes.has_undrained(tx, world):
+        after = hosting.end_claim(record, ready_ms=tx.now_ms)
+    else:
+        after = hosting.end_claim(record, ready_ms=None, idle=Idle(given.head, given.waits))
+    hosting.write(tx, world, record, after)
     return True
 
 

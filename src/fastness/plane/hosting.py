@@ -112,15 +112,15 @@ def set_policy(tx: Transaction, request: SetSendPolicy) -> SendPolicy:
 
 @service
 def renew(stores: AnyStores, request: RenewWorlds) -> Served[RenewedWorlds]:
-    return stores.hosting.renew(
-        _claims(request.universe, request.worlds), owner=request.owner, lease_ms=_lease_ms(request.lease_seconds)
-    )
+    _check_claims(request.universe, [name for name, _ in request.worlds])
+    claims = [(World(request.universe, name), fence) for name, fence in request.worlds]
+    return stores.hosting.renew(claims, owner=request.owner, lease_ms=_lease_ms(request.lease_seconds))
 
 
 @service
 def release(stores: AnyStores, request: ReleaseWorlds) -> Served[Committed]:
-    claims = _claims(request.universe, request.worlds)
-    return stores.hosting.release(claims, owner=request.owner, has_work=request.has_work)
+    _check_claims(request.universe, [each.world for each in request.worlds])
+    return stores.hosting.release(request.universe, request.worlds, owner=request.owner)
 
 
 @transaction
@@ -153,13 +153,14 @@ def retry_aside(tx: Transaction, request: RetryAside) -> Committed:
     return Committed(request.tier)
 
 
-def _claims(universe: str, claims: list[tuple[str, int]]) -> list[tuple[World, int]]:
-    if not claims:
+def _check_claims(universe: str, names: list[str]) -> None:
+    if not names:
         raise EmptyBatch("The batch has no worlds; name at least one")
-    if len(claims) > HOSTED_WORLDS_MAX:
-        raise BatchTooLarge(f"One batch has at most {HOSTED_WORLDS_MAX} worlds, not {len(claims)}; split it")
+    if len(names) > HOSTED_WORLDS_MAX:
+        raise BatchTooLarge(f"One batch has at most {HOSTED_WORLDS_MAX} worlds, not {len(names)}; split it")
     checked_name("universe", universe)
-    return [(World(universe, checked_name("world", name)), fence) for name, fence in claims]
+    for name in names:
+        checked_name("world", name)
 
 
 def _lease_ms(seconds: float) -> int:

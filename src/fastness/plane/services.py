@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -108,6 +109,7 @@ class Services:
         self.shared_locks = shared
         self.lock_sessions = LockSessions(self.lease_renewer)
         self.lock_counters = LockCounters()
+        self.revived_runs = Counter[str]()  # By universe; a run that had to be revived is a bug.
         self.recorded_calls: set[asyncio.Task[Any]] = (
             set()
         )  # Audited calls that run, also those whose callers have left.

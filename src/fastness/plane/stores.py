@@ -92,7 +92,7 @@ class Stores:
         self.sqs = SqsStore(services.database, services.publish, worker=services.worker)
         self.mail = MailWaiter(services.database, services.clock, services.consumers, services.publish)
         self.rows = RowWaiter(services.database, services.clock, services.consumers)
-        self.hosting = HostingStore(services.database, services.clock, services.consumers)
+        self.hosting = HostingStore(services.database, services.clock, services.consumers, services.revived_runs)
         blobs = AsyncBlobStore(services.database, services.objects, verify=verify)
         self.ingress = ThreadedIngress(_ingress(services, blobs))
         self.backups = BackupStore(_checkpoints(services), services.objects, self.run_in_thread)
@@ -151,7 +151,7 @@ class AsyncStores:
         self.sqs = AsyncSqsStore(services.database, services.publish, worker=services.worker)
         self.mail = AsyncMailWaiter(services.database, services.clock, services.consumers, services.publish)
         self.rows = AsyncRowWaiter(services.database, services.clock, services.consumers)
-        self.hosting = AsyncHostingStore(services.database, services.clock, services.consumers)
+        self.hosting = AsyncHostingStore(services.database, services.clock, services.consumers, services.revived_runs)
         self.ingress = _ingress(services, self.blobs)
         self.backups = AsyncBackupStore(_checkpoints(services), services.objects, self.run_in_thread)
 

@@ -23,7 +23,7 @@ from fastness.kv import Database, Subspace, Transaction
 from fastness.testing.collection_scenarios import collections
 from fastness.testing.effect_scenarios import effects
 from fastness.testing.histories import Outcome, Violation, check_all_fences, check_counter
-from fastness.testing.host_scenarios import hosts
+from fastness.testing.host_scenarios import hosts, releases
 from fastness.testing.job_scenarios import jobs
 from fastness.testing.lease_scenarios import entities, leases
 from fastness.testing.lock_scenarios import locks
@@ -168,6 +168,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         jobs,
         mail,
         hosts,
+        releases,
     )
 }
 

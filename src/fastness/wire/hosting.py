@@ -73,6 +73,16 @@ def summary_of(error: str) -> str:
     return f"{kind.rpartition('.')[2]}{colon}{message}"
 
 
+class GivenBack(msgspec.Struct, frozen=True):
+    """A world that its host gives back, and what the host has seen of it."""
+
+    world: str
+    fence: int
+    head: int  # Of the journal. Records that the host has not seen are work for the next one.
+    has_work: bool = False
+    waits: bool = True  # Without work, it waits for more than its own timers.
+
+
 class RenewedWorld(msgspec.Struct, frozen=True):
     """A world that its host still holds."""
 
@@ -252,9 +262,10 @@ class RenewWorlds(Request[RenewedWorlds], frozen=True, tag="hosting.renew"):
 
 
 class ReleaseWorlds(Request[Committed], frozen=True, tag="hosting.release"):
-    """Give worlds (name, fence) back; those that are lost already are skipped.
+    """Give worlds back; those that are lost already are skipped.
 
-    A world has work for other hosts if items are left in its inbox, or with `has_work`.
+    A world has work for other hosts with `has_work`, if items are left in its inbox, or if its journal has records that
+    the host has not seen. So a request that arrives late cannot end work that was begun after it was sent.
     """
 
     operation = Operation(
@@ -262,9 +273,8 @@ class ReleaseWorlds(Request[Committed], frozen=True, tag="hosting.release"):
         http=(Route("POST", "/v1/hosting/release", "Give claimed worlds back."),),
     )
 
-    worlds: list[tuple[str, int]]
+    worlds: list[GivenBack]
     owner: str
-    has_work: bool = False
     universe: str = UNIVERSE
 
 

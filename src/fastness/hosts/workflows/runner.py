@@ -124,6 +124,11 @@ class WorkflowRunner:
         """Whether steps are running, or records are to be committed."""
         return bool(self._steps or self._pending) or self._committing is not None or self._is_held_back
 
+    @property
+    def waits(self) -> bool:
+        """Whether the code waits for a signal, or for the end of a child."""
+        return self._scheduler is None or self._scheduler.waits_for_others
+
     async def run_turn(self) -> None:
         """Take the items that arrived, run the code, and commit once; what follows is committed between turns.
 

@@ -119,6 +119,11 @@ class Scheduler:
         return self.continued is not None or self.main.is_done
 
     @property
+    def waits_for_others(self) -> bool:
+        """Whether the code waits for a signal, or for the end of a child."""
+        return bool(self.children) or any(not call.is_done for waits in self._waits.values() for call in waits)
+
+    @property
     def next_number(self) -> int:
         """The number of the next call."""
         return self._calls

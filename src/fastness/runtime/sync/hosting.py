@@ -1,5 +1,7 @@
 """Generated from runtime/hosting.py by tools/make_twins.py; change that file instead."""
 
+import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -7,16 +9,23 @@ from typing import NamedTuple, TypeVar
 from fastness.clock import Clock, SystemClock, on_clock_change
 from fastness.errors import FastnessError
 from fastness.kv import Database, Transaction
-from fastness.layers import hosting, turns
+from fastness.layers import hosting, runs, turns
 from fastness.layers.hosting import Ready
 from fastness.layers.worlds import World
-from fastness.limits import BATCH_BYTES_MAX, HOST_CLAIM_BATCH, HOST_CLAIM_BYTES_MAX
+from fastness.limits import (
+    BATCH_BYTES_MAX,
+    HOST_CLAIM_BATCH,
+    HOST_CLAIM_BYTES_MAX,
+    RUN_SWEEP_SECONDS,
+    RUNS_SWEPT,
+)
 from fastness.runtime.cancellation import finish_or_undo
 from fastness.runtime.consumer_options import ConsumerOptions, Polling
 from fastness.tiers import Tier
-from fastness.wire.hosting import ClaimedWorld, ClaimedWorlds, RenewedWorld, RenewedWorlds
+from fastness.wire.hosting import ClaimedWorld, ClaimedWorlds, GivenBack, RenewedWorld, RenewedWorlds
 from fastness.wire.requests import Committed
 
+_log = logging.getLogger("fastness.host")
 Each = TypeVar("Each")
 
 
@@ -30,13 +39,25 @@ class _Claim(NamedTuple):
     lease_ms: int
 
 
+class _Sweep(NamedTuple):
+    """Where the next sweep of a universe's runs begins, and when."""
+
+    next_ms: int
+    after: str
+
+
 class HostingStore:
     """Claims, renews and gives back worlds."""
 
-    def __init__(self, database: Database, clock: Clock | None, options: ConsumerOptions) -> None:
+    def __init__(
+        self, database: Database, clock: Clock | None, options: ConsumerOptions, revived_runs: Counter[str]
+    ) -> None:
+        """Hosting on a database; `revived_runs` counts by universe the runs that nothing would have continued."""
         self._database = database
         self._clock = clock or SystemClock()
         self._polling = Polling(database, options)
+        self._revived_runs = revived_runs
+        self._sweeps: dict[str, _Sweep] = {}  # By universe.
 
     def claim(
         self, universe: str, programs: list[str], *, owner: str, limit: int, lease_ms: int, wait_ms: int
@@ -73,14 +94,15 @@ class HostingStore:
             renewed += self._database.transact(_renew, batch, owner=owner, lease_ms=lease_ms)
         return RenewedWorlds(renewed)
 
-    def release(self, claims: Sequence[tuple[World, int]], *, owner: str, has_work: bool) -> Committed:
-        """Give worlds (world, fence) back."""
-        for batch in _batches(claims):
-            self._database.transact(_release, batch, owner=owner, has_work=has_work)
+    def release(self, universe: str, given: Sequence[GivenBack], *, owner: str) -> Committed:
+        """Give worlds back."""
+        for batch in _batches(given):
+            self._database.transact(_release, universe, batch, owner=owner)
         return Committed(Tier.CRITICAL)
 
     def _claim_once(self, claim: _Claim) -> tuple[list[ClaimedWorld], int | None]:
         """The worlds that could be claimed, and when the next one becomes ready."""
+        self._revive_stuck(claim.universe)
         # What the search finds may be lost in a power failure until the claim, which waits for it, is durable.
         found = self._database.read(
             hosting.candidates,
@@ -106,6 +128,27 @@ class HostingStore:
         # Another host was faster: search again at once.
         is_behind = not claimed and (found.woken or found.ready)
         return claimed, self._clock.now_ms() if is_behind else found.next_ms
+
+    def _revive_stuck(self, universe: str) -> None:
+        """Check the next running runs of a universe, and make those ready that nothing would continue."""
+        now_ms = self._clock.now_ms()
+        before = self._sweeps.get(universe, _Sweep(0, ""))
+        if now_ms < before.next_ms:
+            return
+        next_ms = now_ms + RUN_SWEEP_SECONDS * 1_000
+        self._sweeps[universe] = _Sweep(next_ms, before.after)  # Other claims do not wait for this one.
+        try:
+            found, after = self._database.read(
+                runs.find_stuck, universe, after=before.after, limit=RUNS_SWEPT, tier=Tier.IMPORTANT
+            )
+            revived = self._database.transact(runs.revive, universe, found) if found else []
+        except FastnessError as error:  # Claims do not depend on it.
+            _log.warning("runs of %s are not checked: %s", universe, error)
+            return
+        self._sweeps[universe] = _Sweep(next_ms, after)
+        for name in revived:
+            self._revived_runs[universe] += 1
+            _log.error("nothing would have continued %s of %s; it is ready again. Please report this", name, universe)
 
     def _undo(self, claim: _Claim, claimed: list[ClaimedWorld]) -> None:
         self._database.transact(_undo, claim, claimed)
@@ -139,9 +182,9 @@ def _renew(tx: Transaction, batch: Sequence[tuple[World, int]], *, owner: str, l
     return [each for each in renewed if each is not None]
 
 
-def _release(tx: Transaction, batch: Sequence[tuple[World, int]], *, owner: str, has_work: bool) -> None:
-    for world, fence in batch:
-        turns.release(tx, world, owner=owner, fence=fence, has_work=has_work)
+def _release(tx: Transaction, universe: str, batch: Sequence[GivenBack], *, owner: str) -> None:
+    for given in batch:
+        turns.release(tx, World(universe, given.world), given, owner=owner)
 
 
 def _batches(items: Sequence[Each]) -> Iterator[Sequence[Each]]:

@@ -7,6 +7,7 @@ Each check clears the universe that has its name, so checks can share a database
 """
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -24,7 +25,7 @@ from fastness.runtime.sync.hosting import HostingStore
 from fastness.testing.conformance.workloads import in_threads
 from fastness.testing.faults import ChosenFault, Crash, FaultyDatabase
 from fastness.wire.canonical import canonical
-from fastness.wire.hosting import ClaimedWorld, CommitTurn
+from fastness.wire.hosting import ClaimedWorld, CommitTurn, GivenBack
 from fastness.wire.inboxes import Control, DomainEvent
 
 Check = Callable[[Database], None]
@@ -142,13 +143,13 @@ def _worlds(database: Database, check: Check, number: int, *, suffix: str = "") 
 
 
 def _claim(database: Database, universe: str, owner: str, *, lease_ms: int, wait_ms: int) -> list[ClaimedWorld]:
-    store = HostingStore(database, None, ConsumerOptions())
+    store = HostingStore(database, None, ConsumerOptions(), Counter())
     return store.claim(universe, ["p"], owner=owner, limit=2, lease_ms=lease_ms, wait_ms=wait_ms).worlds
 
 
 def _work(database: Database, universe: str, owner: str, claimed: ClaimedWorld) -> None:
     """Take all items of a claimed world, and give it back."""
-    world = World(universe, claimed.world)
+    world, head = World(universe, claimed.world), claimed.head
     if claimed.items:
         turn = CommitTurn(
             claimed.world,
@@ -158,8 +159,8 @@ def _work(database: Database, universe: str, owner: str, claimed: ClaimedWorld) 
             claimed.items[-1][0],
             entries=[canonical(claimed.fence)],
         )
-        database.transact(turns.commit_turn, world, turn, lease_ms=60_000)
-    database.transact(turns.release, world, owner=owner, fence=claimed.fence)
+        head = database.transact(turns.commit_turn, world, turn, lease_ms=60_000).head
+    database.transact(turns.release, world, GivenBack(world.name, claimed.fence, head), owner=owner)
 
 
 def _written(database: Database, world: World) -> tuple[list[int], list[int]]:

@@ -10,6 +10,11 @@ of a host:
     lost      it is committed, and the host gets an error instead of the answer
     deploy    from some time on, every host that still has the first version of the code ends, as by a kill
 
+What gives worlds back is sent over a network that may deliver it late, or once more:
+
+    late      the request arrives later, and what the host does next may be faster
+    repeated  it arrives a second time, later
+
     python -m fastness.testing.hosts.fleets --seeds 1000       a thousand seeds
     python -m fastness.testing.hosts.fleets --seed 17 --show   one seed, with everything that its hosts did
 
@@ -23,7 +28,9 @@ import asyncio
 import random
 import sys
 from collections import Counter
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -38,15 +45,19 @@ from fastness.hosts.programs import Event, TurnContext
 from fastness.hosts.step_context import current_step
 from fastness.hosts.workflows.retry import Retry
 from fastness.hosts.workflows.run import WorkflowRun
+from fastness.layers.idempotency import KeyedCall
 from fastness.names import UNIVERSE
 from fastness.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
 from fastness.plane.open import Options, open_plane
+from fastness.plane.services import Services
 from fastness.testing.clock import START_MS
 from fastness.testing.histories import Violation
 from fastness.testing.hosts.contents import read_contents
 from fastness.testing.hosts.host_test import fire_due_timers
 from fastness.testing.hosts.processes import Action, HostProcess
 from fastness.testing.hosts.virtual_loop import VirtualLoop
+from fastness.wire.hosting import ReleaseWorlds
+from fastness.wire.requests import Answer, Request
 from fastness.wire.runs import COMPLETED
 
 Fault = TypeVar("Fault", Action, float, FastnessError)
@@ -67,6 +78,8 @@ class FleetRates(msgspec.Struct, frozen=True):
     pause: float = 0.04
     refused: float = 0.02
     lost: float = 0.02
+    late: float = 0.5  # This and the next one are probabilities per request that gives worlds back.
+    repeated: float = 0.2
 
 
 def make_app(choices: random.Random, *, version: int, steps: dict[str, str], shared_ids: list[str]) -> HostApp:
@@ -118,6 +131,7 @@ def make_app(choices: random.Random, *, version: int, steps: dict[str, str], sha
     @app.workflow
     async def errand(run: WorkflowRun, name: str) -> list[Any]:
         again = Retry(1_000, delay_seconds=0.5, factor=1.5, delay_seconds_max=3.0)
+        await run.sleep(_LEASE_SECONDS * 0.7)  # About when an idle world is given back.
         how = "look up again" if version > 1 and run.patched("look up again") else "look up"
         first, second = await run.gather(
             run.step(look_up, name, retry=again, name=how), run.step(look_up, f"{name}-2", retry=again, name=how)
@@ -199,10 +213,29 @@ class Fleet:
         """An old fence was accepted."""
         self._stale.append(f"{process.host.owner} has committed {name} with an old fence")
 
+    def delays(self) -> tuple[float, float]:
+        """How late a request arrives, and how long after that it arrives once more, if it does."""
+        late = repeated = 0.0
+        if not self._is_calm and self._random.random() < self._rates.late:
+            late = self._fault("late", self._random.uniform(0.0, _LEASE_SECONDS / 2))
+        if not self._is_calm and self._random.random() < self._rates.repeated:
+            repeated = self._fault("repeated", self._random.uniform(0.0, _LEASE_SECONDS))
+        return late, repeated
+
     def _fault(self, name: str, what: Fault) -> Fault:
         self.faults[name] += 1
         self.events.append(f"{self._loop.time():9.3f} {name}")
         return what
+
+    def later(self, seconds: float, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        """Do something after some seconds, also when the process that has asked for it has ended."""
+
+        async def do() -> None:
+            await asyncio.sleep(seconds)
+            with suppress(FastnessError):
+                await work()
+
+        self._tasks.append(asyncio.create_task(do()))
 
     # Its tasks.
 
@@ -241,6 +274,7 @@ class Fleet:
                 UNIVERSE,
                 self._apps[self._version],
                 boundary=self,
+                connect=partial(_Network, self),
                 owner=f"host-{number}.{life}",
                 lease_seconds=_LEASE_SECONDS,
                 snapshot_every=8,
@@ -284,7 +318,8 @@ class Fleet:
     def _check(self) -> None:
         plane = Plane(EmbeddedTransport(self._services))
         found = read_contents(plane, self._apps[self._version], _unchanged)
-        wrong = [*self._stale, *self._shared_ids, *found.faults]
+        revived = [f"{number} runs had to be revived" for number in self._services.revived_runs.values()]
+        wrong = [*self._stale, *self._shared_ids, *revived, *found.faults]
         orders = [f"o-{number}" for number in range(ORDERS)]
         errands = [f"e-{number}" for number in range(ERRANDS)]
         for index, name in enumerate(ACCOUNTS):
@@ -308,6 +343,24 @@ class Fleet:
                 wrong.append(f"run {each} is {state} with {result}, and should have {outcome}")
         if wrong:
             raise Violation(f"Seed {self.seed}:\n    " + "\n    ".join(wrong), [])
+
+
+class _Network(AsyncEmbeddedTransport):
+    """The way of a host to the plane."""
+
+    def __init__(self, fleet: Fleet, services: Services) -> None:
+        super().__init__(services)
+        self._fleet = fleet
+
+    def call(self, request: Request[Answer], call: KeyedCall | None = None) -> Coroutine[Any, Any, Answer]:
+        return self._give_back(request) if isinstance(request, ReleaseWorlds) else super().call(request, call)
+
+    async def _give_back(self, request: Request[Answer]) -> Answer:
+        late, repeated = self._fleet.delays()
+        await asyncio.sleep(late)
+        if repeated:
+            self._fleet.later(repeated, partial(super().call, request))
+        return await super().call(request)
 
 
 class _LoopClock:

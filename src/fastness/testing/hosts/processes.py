@@ -101,11 +101,12 @@ class HostProcess:
         *,
         boundary: Boundary | None = None,
         calls: CallLog | None = None,
+        connect: Callable[[Services], AsyncEmbeddedTransport] = AsyncEmbeddedTransport,
         **options: Unpack[HostOptions],
     ) -> None:
         own = copy.copy(services)  # The same services, except that the database knows the process.
         self.database = own.database = ProcessDatabase(services.database, self)
-        self.plane = AsyncPlane(AsyncEmbeddedTransport(own), universe)
+        self.plane = AsyncPlane(connect(own), universe)
         self.boundary = boundary
         self.calls = calls
         self.is_killed = False
