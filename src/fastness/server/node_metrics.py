@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from fastness.plane.services import Services
@@ -20,3 +20,5 @@ class NodeMetrics(Collector):
         yield GaugeMetricFamily("fastness_nodes", alive, value=1 if heartbeat is None else heartbeat.alive)
         holder = "1 if this node does the periodic work of the plane, such as sweeps and schedules."
         yield GaugeMetricFamily("fastness_maintenance_holder", holder, value=self._services.duty.is_ours())
+        revived = "Runs that nothing would have continued, made ready again by claims at this node."
+        yield CounterMetricFamily("fastness_runs_revived", revived, value=sum(self._services.revived_runs.values()))
