@@ -2,14 +2,17 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
 
 import fastness
-from fastness import Plane
+from fastness import AsyncHost, HostApp, Plane, WorkflowRun
 from fastness.backends.memory import MemoryDatabase
+from fastness.cli.exit_codes import DAMAGED
 from fastness.errors import (
     BlobNotFound,
     Fenced,
@@ -21,18 +24,30 @@ from fastness.errors import (
     RunNotFound,
     WorldNotFound,
 )
-from fastness.layers import runs
-from fastness.limits import RUN_ERROR_BYTES_MAX, RUN_ID_BYTES_MAX, RUN_REASON_BYTES_MAX, RUN_VALUE_BYTES_MAX
+from fastness.kv import Transaction
+from fastness.layers import hosting, runs, timers
+from fastness.layers.worlds import World
+from fastness.limits import (
+    RUN_ERROR_BYTES_MAX,
+    RUN_ID_BYTES_MAX,
+    RUN_REASON_BYTES_MAX,
+    RUN_SWEEP_SECONDS,
+    RUN_VALUE_BYTES_MAX,
+)
 from fastness.plane.embedded import EmbeddedTransport
 from fastness.plane.services import Services
+from fastness.runtime.maintenance import health_checks
+from fastness.tasks.planes import async_plane_of
 from fastness.testing.clock import ManualClock
 from fastness.testing.faults import ChosenFault, Crash, FaultyDatabase
 from fastness.wire.blobs import PutBlob
 from fastness.wire.canonical import canonical
+from fastness.wire.health_checks import Finding
 from fastness.wire.hosting import ClaimWorlds, CommitTurn
 from fastness.wire.inboxes import Timer
 from fastness.wire.runs import CancelRun, GetRun, ListRuns, SignalRun, StartRun, UpdateRun
 
+Cli = Callable[..., Result]
 PATIENCE_SECONDS = 30.0
 
 
@@ -49,6 +64,99 @@ def fence_of(plane: Plane, id: str, workflow: str = "w") -> int:
 
 def end(plane: Plane, id: str, **outcome: Any) -> fastness.RunInfo:
     return plane._transport.call(UpdateRun(id, fence_of(plane, id), **{"state": "completed", **outcome}))
+
+
+def make_stuck(plane: Plane, id: str) -> None:
+    """A host takes the first item of a new run, and its world becomes idle in a way that no layer has."""
+    plane.workflows.start("w", id=id)
+    world = World("main", f"run:{id}")
+    (claimed,) = plane.hosting.claim(["workflow:w"], owner="h1", limit=1)
+    plane.hosting.commit(claimed, owner="h1", expected_head=0, take=0)
+
+    def lose_the_claim(tx: Transaction) -> None:
+        record = hosting.find(tx, world)
+        assert record is not None
+        hosting.write(tx, world, record, hosting.end_claim(record, ready_ms=None))
+
+    plane.transact(lose_the_claim)
+
+
+def services_of(plane: Plane) -> Services:
+    assert isinstance(plane._transport, EmbeddedTransport)
+    return plane._transport.services
+
+
+def found_by_doctor(plane: Plane) -> list[str]:
+    database = services_of(plane).database
+    return [each.where for each in health_checks.all_worlds(database, None) if isinstance(each, Finding)]
+
+
+def test_a_run_that_nothing_would_continue_is_found_and_revived(
+    plane: Plane, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_stuck(plane, "r")
+    assert found_by_doctor(plane) == ["run r of main"]
+    clock.advance_ms(RUN_SWEEP_SECONDS * 1_000)
+    assert [each.world for each in plane.hosting.claim(["workflow:w"], owner="h2")] == ["run:r"]
+    assert services_of(plane).revived_runs == {"main": 1}
+    assert "run:r of main" in caplog.text
+    assert not found_by_doctor(plane)
+
+
+def test_a_claim_checks_a_bounded_number_of_runs_and_goes_on_where_the_last_one_ended(
+    plane: Plane, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fastness.runtime.sync.hosting.RUNS_SWEPT", 2)
+    for number in range(5):
+        make_stuck(plane, f"r-{number}")
+    revived = []
+    for _ in range(4):
+        clock.advance_ms(RUN_SWEEP_SECONDS * 1_000)
+        for _ in range(2):  # The second one is too early to check any.
+            found = plane.hosting.claim(["workflow:w"], owner="h2", lease_seconds=3_600)
+            revived.append([each.world.removeprefix("run:") for each in found])
+    assert [each for each in revived if each] == [["r-0", "r-1"], ["r-2", "r-3"], ["r-4"]]
+
+
+def test_runs_that_wait_have_a_host_or_are_stopped_are_not_stuck(plane: Plane, clock: ManualClock) -> None:
+    app = HostApp()
+
+    @app.workflow
+    async def waiter(run: WorkflowRun, what: str) -> None:
+        if what == "signal":
+            await run.wait_for("go")
+        elif what == "child":
+            await run.child(waiter, "signal", id="grandchild")
+        else:
+            await run.sleep(3_600)
+
+    async def run_ready() -> None:
+        await AsyncHost(async_plane_of(plane), app).run_ready()
+
+    for what in ("signal", "child", "timer"):
+        plane.workflows.start(waiter, what, id=what)
+    plane.workflows.start(waiter, "signal", id="paused")
+    plane.workflows.start(waiter, "signal", id="ended")
+    asyncio.run(run_ready())
+    plane.workflows.start(waiter, "signal", id="ready")
+    plane.workflows.start("other", id="held")
+    plane.hosting.claim(["workflow:other"], owner="h1")
+    plane.world("run:paused").pause()
+    plane.workflows.cancel("ended", force=True)
+    assert not found_by_doctor(plane)
+    plane.transact(lambda tx: timers.cancel_all(tx, World("main", "run:timer"), limit=10))
+    assert found_by_doctor(plane) == ["run timer of main"]
+    clock.advance_ms(RUN_SWEEP_SECONDS * 1_000)
+    asyncio.run(run_ready())
+    assert services_of(plane).revived_runs == {"main": 1}
+
+
+def test_doctor_reports_a_run_that_nothing_would_continue(cli: Cli, tmp_path: Path) -> None:
+    with fastness.open(f"dir:{tmp_path}") as plane:
+        make_stuck(plane, "r")
+    result = cli("doctor", str(tmp_path), code=DAMAGED)
+    assert "run r of main" in result.output
+    assert "start a host" in result.output
 
 
 def test_large_arguments_signals_and_results_are_blobs_that_are_kept(plane: Plane) -> None:

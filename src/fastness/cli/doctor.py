@@ -49,9 +49,10 @@ class HealthCheck(msgspec.Struct):
 @click.option("--salvage", metavar="TARGET", help="Copy what can be read to the new data directory TARGET.")
 def doctor(path: str | None, deep: bool, fix: bool, salvage: str | None) -> None:
     """Checks the format, reads the whole key space, and compares blobs with their hashes, journals with their heads,
-    segments and session logs with their checksums, and the counters of queues with their messages. A server checks a
-    snapshot of its key space and keeps serving; the token must allow doctor:run in every universe. A data directory
-    must not be open in another process. Damage is not repaired. Exit code 10 means that data is damaged.
+    segments and session logs with their checksums, and the counters of queues with their messages. Finds runs that no
+    host would continue. A server checks a snapshot of its key space and keeps serving; the token must allow doctor:run
+    in every universe. A data directory must not be open in another process. Damage is not repaired. Exit code 10 means
+    that something was found.
 
     Lists what other users can access in a data directory; --fix changes the modes to 0700 and 0600.
 

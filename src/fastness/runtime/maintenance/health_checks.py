@@ -18,7 +18,7 @@ import msgspec
 from fastness.backends.objects import ObjectStore
 from fastness.errors import Corrupt, FastnessError, ObjectNotFound
 from fastness.kv import Database, Subspace, Transaction, prefix_range, unpack
-from fastness.layers import blobs, inboxes, journal_records, journals, segments, snapshots, worlds
+from fastness.layers import blobs, inboxes, journal_records, journals, runs, segments, snapshots, worlds
 from fastness.layers.blobs import Blob
 from fastness.layers.queues import keys as queue_keys
 from fastness.layers.queues import message_leases
@@ -36,6 +36,7 @@ from fastness.runtime.maintenance.key_counts import count_keys, counts_of
 from fastness.runtime.maintenance.scan import names, scan_range, universes
 from fastness.wire import stored_messages
 from fastness.wire.health_checks import Finding
+from fastness.wire.runs import RUN_PREFIX
 from fastness.wire.stored_messages import StoredMessage, format_id
 
 SAMPLED_FIRST: Final = 64  # Large blobs that are always hashed.
@@ -179,7 +180,10 @@ def _blob_fault(
 
 
 def all_worlds(database: Database, objects: ObjectStore | None, live: Database | None = None) -> CheckResults:
-    """Journals have no gaps, segments match their checksums, snapshots have their bytes, inboxes their items."""
+    """Journals have no gaps, segments match their checksums, snapshots have their bytes, inboxes their items.
+
+    Every run that has not ended has a host, work for one, or something that it waits for.
+    """
     for universe in universes(database):
         for name in names(database, Subspace("u", universe, "w")):
             yield 1
@@ -193,7 +197,7 @@ def all_worlds(database: Database, objects: ObjectStore | None, live: Database |
 def _world(database: Database, objects: ObjectStore | None, world: World) -> CheckResults:
     try:
         if not _is_gone(database, world):
-            for check in (_segments, _journal, _snapshots, _inbox):
+            for check in (_segments, _journal, _snapshots, _inbox, _run):
                 yield from check(database, objects, world)
     except FastnessError as error:
         yield Finding(f"world {world.name} of {world.universe}", f"it cannot be read ({error})")
@@ -284,6 +288,15 @@ def _inbox(database: Database, _objects: ObjectStore | None, world: World) -> Ch
         expected = sequence + 1
     if expected < following:
         yield Finding(where, f"its inbox is truncated: item {_span(expected, following - 1)} is missing")
+
+
+def _run(database: Database, _objects: ObjectStore | None, world: World) -> CheckResults:
+    if world.name.startswith(RUN_PREFIX) and database.read(runs.is_stuck, world):
+        yield Finding(
+            f"run {world.name.removeprefix(RUN_PREFIX)} of {world.universe}",
+            "it is running, but has no host, no work that a host would find, and nothing that it waits for",
+            "start a host of this universe: hosts find such runs, and continue them. Please report it",
+        )
 
 
 def all_queues(database: Database) -> CheckResults:
