@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import logging
+import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -24,7 +25,14 @@ from fastness.plane.operations import OPERATIONS
 from fastness.plane.services import Services
 from fastness.server import tokens as server_tokens
 from fastness.server.authorization import NoAuthentication
-from fastness.server.tokens import Loopback, TokenAuthenticator, check_bind, is_loopback, make_authenticator
+from fastness.server.tokens import (
+    Loopback,
+    TokenAuthenticator,
+    TokenAuthorizer,
+    check_bind,
+    is_loopback,
+    make_authenticator,
+)
 from fastness.testing.clock import ManualClock
 from fastness.wire.atomic import CommitAtomic
 from fastness.wire.audit import detail_of
@@ -628,6 +636,44 @@ async def test_token_has_a_rate_limit(server: TokenServer, monkeypatch: pytest.M
     with pytest.raises(Busy):  # Unused calls do not add up beyond the burst.
         authorizer.authorize(PUT)
     assert set(server.rejected) == {"busy"}
+
+
+async def test_tokens_share_the_rate_of_the_one_that_created_them(
+    server: TokenServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token cannot make more calls by creating others, which may create others in turn."""
+    now = 100.0
+    monkeypatch.setattr("fastness.server.tokens.monotonic", lambda: now)
+
+    async def made_by(maker: str = "", **limits: Any) -> TokenAuthorizer:
+        secret = secrets.token_hex(16)
+        digest = hashlib.sha256(secret.encode()).hexdigest()
+        info = await server.transport.call(CreateToken("made", ["*"], ["*"], digest, maker=maker, **limits))
+        await until(lambda: server.authenticator.known_token(info.id))
+        return server.authenticator.authorizer_of(info.id, "test")
+
+    def calls(authorizer: TokenAuthorizer) -> int:
+        """How many calls are allowed now, up to ten."""
+        for count in range(10):
+            try:
+                authorizer.authorize(PUT)
+            except Busy:
+                return count
+        return 10
+
+    maker = await made_by(rate_per_second=4)
+    child, other = await made_by(maker.name), await made_by(maker.name)
+    slow = await made_by(maker.name, rate_per_second=1)
+    grandchild = await made_by(slow.name)
+    assert [calls(each) for each in (child, other, maker, slow, grandchild)] == [4, 0, 0, 0, 0]
+    now += 60  # One second's worth is left to all of them together.
+    assert [calls(each) for each in (grandchild, slow, other, child, maker)] == [1, 0, 3, 0, 0]
+    now += 60
+    with pytest.raises(Busy, match="made, with those that it created, is limited to 1 calls per second"):
+        for _ in range(2):
+            grandchild.authorize(PUT)
+    assert calls(maker) == 3  # What the slow one refused counts for no other.
+    assert calls(await made_by()) == 10
 
 
 async def test_token_has_a_size_limit(server: TokenServer) -> None:

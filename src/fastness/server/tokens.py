@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import ipaddress
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from time import monotonic
 from typing import Any, Final
@@ -226,6 +226,8 @@ class TokenAuthenticator:
             old = before.get(token.id)
             # An unchanged token keeps its rate limiter.
             found_now[token.id] = old if old is not None and old.token == token else _CheckedToken(token)
+        for checked in found_now.values():
+            checked.rates = list(_rates_of(checked, found_now))
         self._tokens = found_now
         for id, old in before.items():
             new = found_now.get(id)
@@ -356,24 +358,14 @@ class _CheckedToken:
         self._queues = frozenset(queue for queue in token.queues if not queue.endswith(EVERYTHING))
         self._queue_prefixes = tuple(queue[:-1] for queue in token.queues if queue.endswith(EVERYTHING))
         self._covered: set[type[Request[Any]]] = set()  # Request types that are known to be allowed.
-        self._rate = token.rate_per_second
-        self._left = self._burst = max(self._rate or 1.0, 1.0)  # A burst of one second's worth.
-        self._counted = monotonic()
+        self.rate = None if token.rate_per_second is None else _TokenRate(token.name, token.rate_per_second)
+        self.rates: list[_TokenRate] = []  # Its own, and those of the tokens that it comes from.
 
     def check_rate(self) -> None:
-        if self._rate is None:
-            return
-        now = monotonic()
-        self._left = min(self._burst, self._left + (now - self._counted) * self._rate)
-        self._counted = now
-        if self._left < 1:
-            seconds = (1 - self._left) / self._rate
-            error = Busy(
-                f"The token {self.token.name} is limited to {self._rate:g} calls per second; wait for {seconds:.3f} s"
-            )
-            error.retry_after_seconds = seconds
-            raise error
-        self._left -= 1
+        for rate in self.rates:
+            rate.check()
+        for rate in self.rates:  # A call that is refused counts for none of them.
+            rate.count()
 
     def check_size(self, request: Request[Any]) -> None:
         most = self.token.body_bytes_max
@@ -431,6 +423,46 @@ class _CheckedToken:
         if self._universes is not None and not (universes and self._universes.issuperset(universes)):
             other = next((name for name in universes if name not in self._universes), "every universe")
             raise NotAllowed(f"The token {self.token.name} is not for {other[:128]}; create one with --universe")
+
+
+class _TokenRate:
+    """The calls that a token, and all that come from it, have left."""
+
+    def __init__(self, name: str, per_second: float) -> None:
+        self.per_second = per_second
+        self._name = name
+        self._left = self._burst = max(per_second, 1.0)  # A burst of one second's worth.
+        self._counted = monotonic()
+
+    def check(self) -> None:
+        now = monotonic()
+        self._left = min(self._burst, self._left + (now - self._counted) * self.per_second)
+        self._counted = now
+        if self._left < 1:
+            seconds = (1 - self._left) / self.per_second
+            error = Busy(
+                f"The token {self._name}, with those that it created, is limited to {self.per_second:g} calls per "
+                f"second; wait for {seconds:.3f} s"
+            )
+            error.retry_after_seconds = seconds
+            raise error
+
+    def count(self) -> None:
+        self._left -= 1
+
+
+def _rates_of(token: _CheckedToken, tokens: Mapping[str, _CheckedToken]) -> Iterator[_TokenRate]:
+    """The limits of a token and of those that it comes from. One that is not below the next is never reached first."""
+    maker: _CheckedToken | None = token
+    lowest: _TokenRate | None = None
+    while maker is not None:
+        if maker.rate is not None:
+            if lowest is not None and lowest.per_second < maker.rate.per_second:
+                yield lowest
+            lowest = maker.rate
+        maker = tokens.get(maker.token.maker)
+    if lowest is not None:
+        yield lowest
 
 
 def _hostname(url: str) -> str:
