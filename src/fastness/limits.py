@@ -131,6 +131,7 @@ CALL_KEY_BYTES_MAX: Final = 256
 CALL_KEY_EXPIRY_BATCH: Final = 1_000  # Expired keys that one transaction removes from a shared key space.
 RECENT_CALL_KEYS_MAX: Final = 65_536  # Keys of session log calls, remembered in memory: about 10 MiB.
 FRAME_BYTES_MAX: Final = 4_194_304  # One message of a stream.
+WEBSOCKET_FRAMES_MAX: Final = 4_096  # Fragments and pings before a whole message: the longest has fragments of 1 KiB.
 HELLO_SECONDS: Final = 10.0  # How long a client may take to send hello on a new stream.
 CALLS_MAX: Final = 4_096  # Concurrent calls of one connection.
 READS_MAX: Final = 32  # Batches and single calls of one connection that read concurrently: their replies may be large.

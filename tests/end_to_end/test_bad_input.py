@@ -16,11 +16,12 @@ from typing import Any
 import msgspec
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.frames import CloseCode, Frame, Opcode
 from websockets.sync.client import connect as connect_stream
 from websockets.sync.connection import Connection
 
 import fastness
-from fastness.limits import FRAME_BYTES_MAX
+from fastness.limits import FRAME_BYTES_MAX, WEBSOCKET_FRAMES_MAX
 from fastness.wire.blobs import FindBlob, GetBlob
 from fastness.wire.entities import GetEntity, PutEntity
 from fastness.wire.frames import PROTOCOL, Call, Hello, encode
@@ -29,6 +30,7 @@ from fastness.wire.queues import ListQueues, NewMessage, PeekMessages, PurgeQueu
 from fastness.wire.requests import Request
 from fastness.wire.states import GetState, UpdateState
 from fastness.wire.worlds import AppendEntries, ListWorlds, ReadJournal
+from tests.support.failures import Failures
 from tests.support.server_process import SECONDS_MAX, Server
 from tests.support.waiting import eventually
 
@@ -885,3 +887,39 @@ def test_two_calls_with_one_number_close_the_connection(server: Server, frames: 
         plane.queue("numbers").put(b"1")
         with plane.queue("numbers").receive() as message:
             assert message.payload == b"1"
+
+
+def masked(opcode: Opcode, *, last: bool = True) -> bytes:
+    return Frame(opcode, b"", fin=last).serialize(mask=True)
+
+
+FLOODS = {  # The first frame, those that follow, and the one that ends a message.
+    "fragments": (masked(Opcode.TEXT, last=False), masked(Opcode.CONT, last=False), masked(Opcode.CONT)),
+    "pings": (masked(Opcode.PING), masked(Opcode.PING), masked(Opcode.TEXT)),
+    "pongs": (masked(Opcode.PONG), masked(Opcode.PONG), masked(Opcode.TEXT)),
+}
+
+
+def close_reason(server: Server, path: str, frames: bytes) -> str:
+    """Why the server closes a connection that sends these frames, and nothing else."""
+    url = server.url.replace("http", "ws", 1) + path
+    with connect_stream(url, compression=None, proxy=None, ping_interval=None) as connection:
+        connection.socket.sendall(frames)
+        with pytest.raises(ConnectionClosed) as closed:
+            while True:
+                connection.recv(SECONDS_MAX)
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == CloseCode.PROTOCOL_ERROR
+        return closed.value.rcvd.reason
+
+
+def test_frames_without_a_message_are_bounded_before_anyone_is_authenticated(server: Server) -> None:
+    """Up to the bound, the endpoint gets the message, which is empty, and refuses it itself."""
+    failures = Failures()
+    for path in ("/v1/relay", "/v1/stream"):
+        for kind, (first, middle, last) in FLOODS.items():
+            with failures.of((path, kind)):
+                most = first + middle * (WEBSOCKET_FRAMES_MAX - 2)
+                reasons = [close_reason(server, path, frames) for frames in (most + last, most + middle + last)]
+                assert ["without a message" in reason for reason in reasons] == [False, True], reasons
+    failures.check()

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.exceptions import ProtocolError
-from websockets.frames import Frame, Opcode
-from websockets.protocol import Protocol, Side
+from websockets.frames import CloseCode, Frame, Opcode
+from websockets.protocol import Protocol, Side, State
 
 from fastness.client.websocket import Socket
-from fastness.server.sockets import BoundedSocket
+from fastness.limits import WEBSOCKET_FRAMES_MAX
+from fastness.server.sockets import BoundedProtocol, BoundedSocket
 from fastness.wire.websocket_frames import ShortFrameReader, server_frame
 
 # The server's socket.
@@ -50,6 +51,9 @@ class Timers:
 
     def __init__(self) -> None:
         self.pending: list[tuple[SimpleNamespace, Callable[[], None]]] = []
+
+    def time(self) -> float:
+        return 0.0
 
     def call_later(self, seconds: float, work: Callable[..., None], *args: Any) -> Any:
         handle = SimpleNamespace(cancelled=False)
@@ -140,6 +144,49 @@ def test_ping_is_repeated_while_the_pong_cannot_arrive(server: Server, reason: s
         server.socket.pause_writing()
     server.socket.keepalive_timeout()
     assert (server.transport.aborted, server.transport.closing, server.pings) == (False, False, 1)
+
+
+# Frames that make no message.
+
+
+def fragment(*, first: bool = False, last: bool = False) -> bytes:
+    return Frame(Opcode.TEXT if first else Opcode.CONT, b"", fin=last).serialize(mask=True)
+
+
+FLOODS = {
+    "fragments": (fragment(first=True), fragment()),
+    "pings": (b"", Frame(Opcode.PING, b"").serialize(mask=True)),
+    "pongs": (b"", Frame(Opcode.PONG, b"").serialize(mask=True)),
+    "messages that the endpoint does not take": (b"", fragment(first=True, last=True)),
+}
+
+
+@pytest.mark.parametrize("kind", FLOODS)
+def test_a_flood_of_frames_is_read_up_to_a_bound(kind: str) -> None:
+    protocol = BoundedProtocol(state=State.OPEN)
+    begin, frame = FLOODS[kind]
+    protocol.receive_data(begin + frame * 160_000)
+    assert len(protocol.events_received()) == WEBSOCKET_FRAMES_MAX
+    assert len(protocol.data_to_send()) <= WEBSOCKET_FRAMES_MAX + 2  # Pongs, the close frame and the end.
+    assert isinstance(protocol.parser_exc, ProtocolError)
+    assert protocol.close_sent is not None
+    assert protocol.close_sent.code == CloseCode.PROTOCOL_ERROR
+
+
+def test_frames_between_messages_are_counted_from_the_last_ping(server: Server) -> None:
+    """A connection that stays quiet for days has its pongs. A message that has begun is counted to its end."""
+    protocol = server.socket.conn = BoundedProtocol(state=State.OPEN)
+    server.socket.frames, server.socket.ping_timeout = [], None
+    for _ in range(3):
+        protocol.receive_data(FLOODS["pongs"][1] * WEBSOCKET_FRAMES_MAX)
+        server.socket.send_keepalive_ping()
+    assert protocol.parser_exc is None
+    protocol.receive_data(fragment(first=True) + fragment() * (WEBSOCKET_FRAMES_MAX - 1))
+    server.socket.frames = [b""]
+    server.socket.send_keepalive_ping()
+    assert protocol.parser_exc is None
+    protocol.receive_data(fragment())
+    assert isinstance(protocol.parser_exc, ProtocolError)
 
 
 # The reader of short frames.

@@ -3,6 +3,10 @@
 uvicorn drops a peer whose pong does not arrive. While a stream is full, nothing is read from it, not even pongs, so the
 deadline is extended then.
 
+A frame costs as much time as a call, also an empty one. So a peer may send a bounded number of frames without a
+message: fragments, pings and pongs. They are counted from the last message that the endpoint took. Between messages,
+they are counted from the server's last ping: a connection that stays quiet for days has its pongs.
+
 An endpoint finds its socket in the ASGI scope. It can receive messages by callback and write them without a task, which
 would cost more time than handling most messages.
 """
@@ -11,14 +15,31 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
+from uvicorn._types import ASGIReceiveEvent
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.exceptions import ProtocolError
+from websockets.frames import Frame
 from websockets.protocol import State
+from websockets.server import ServerProtocol
 
+from fastness.limits import WEBSOCKET_FRAMES_MAX
 from fastness.server.slow_peer import SlowPeerGuard
 from fastness.wire.websocket_frames import BINARY, TEXT, ShortFrameReader, server_frame
 
 _log = logging.getLogger("fastness.stream")
 _EXTENSION: Final = "fastness.socket"
+
+
+class BoundedProtocol(ServerProtocol):
+    """The parser of a connection, which fails it if too many frames arrive without a message."""
+
+    frames = 0
+
+    def recv_frame(self, frame: Frame) -> None:
+        self.frames += 1
+        if self.frames > WEBSOCKET_FRAMES_MAX:
+            raise ProtocolError(f"over {WEBSOCKET_FRAMES_MAX} frames without a message; send fewer, larger ones")
+        super().recv_frame(frame)
 
 
 class BoundedSocket(SlowPeerGuard, ShortFrameReader, WebSocketsSansIOProtocol):
@@ -27,6 +48,13 @@ class BoundedSocket(SlowPeerGuard, ShortFrameReader, WebSocketsSansIOProtocol):
     log = _log
     opcodes = (TEXT, BINARY)
     is_masked = True
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        made = self.conn
+        self.conn = BoundedProtocol(
+            extensions=made.available_extensions, max_size=self.config.ws_max_size, logger=made.logger
+        )
 
     @classmethod
     def of(cls, scope: Mapping[str, Any]) -> "BoundedSocket | None":
@@ -56,7 +84,18 @@ class BoundedSocket(SlowPeerGuard, ShortFrameReader, WebSocketsSansIOProtocol):
                 super().send_receive_event_to_app()
             return
         self.frames = []
+        self.conn.frames = 0
         self.on_message(message)
+
+    async def receive(self) -> ASGIReceiveEvent:
+        message = await super().receive()
+        self.conn.frames = 0
+        return message
+
+    def send_keepalive_ping(self) -> None:
+        if not self.frames:  # Otherwise a message has begun, whose fragments are counted to its end.
+            self.conn.frames = 0
+        super().send_keepalive_ping()
 
     def pause_receiving(self) -> None:
         """Read nothing more until `resume_receiving`."""
