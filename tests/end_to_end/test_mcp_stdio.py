@@ -141,6 +141,15 @@ async def check_the_agent(client: Client) -> None:
     await client.call_tool("mail_confirm", {"ids": [mail["id"]]})
 
 
+def test_a_request_with_an_id_that_cannot_be_one_is_refused(url: str) -> None:
+    with started("--url", url) as process:
+        ask(process, _INITIALIZE)
+        for id in ([1], {}, 1.5, True, None):
+            refused = ask(process, {"jsonrpc": "2.0", "id": id, "method": "tools/list"})
+            assert (refused["id"], refused["error"]["code"]) == (None, -32600)
+        assert ask(process, {"jsonrpc": "2.0", "id": 2, "method": "ping"})["id"] == 2
+
+
 def test_it_stops_when_the_client_closes_its_end(url: str) -> None:
     with started("--url", url) as process:
         assert ask(process, _INITIALIZE)["result"]["serverInfo"]["name"] == "fastness"

@@ -26,6 +26,14 @@ from fastness.errors import (
     Validation,
 )
 
+INVALID_ID: Final = msgspec.json.encode(
+    {
+        "jsonrpc": "2.0",
+        "id": None,
+        "error": {"code": mcp_types.INVALID_REQUEST, "message": "The id of a request is a string or a whole number"},
+    }
+)  # The answer to a request with another id. The SDK takes it for a notification, and a client would wait for ever.
+
 AnyError = TypeVar("AnyError", bound=FastnessError)
 
 _log = logging.getLogger(__name__)
@@ -50,6 +58,11 @@ _BY_CODE: Final = {
     "result_not_ready": "It is not done yet: call again with wait_seconds.",
     "unreachable": "The Fastness server cannot be reached now: wait, then repeat the call.",
 }
+
+
+def has_invalid_id(id: object) -> bool:
+    """Whether a message has an id that no request can have. `UNSET`: it has none."""
+    return id.__class__ not in (str, int) and id is not msgspec.UNSET
 
 
 def with_fields(error: AnyError, **fields: Any) -> AnyError:

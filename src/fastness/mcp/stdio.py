@@ -16,11 +16,13 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import anyio
+import msgspec
 from mcp.server.stdio import stdio_server
 
 from fastness.errors import InvalidArgument
 from fastness.limits import MCP_LINE_BYTES_MAX, MCP_LINES_BUFFERED
 from fastness.mcp.dispatch import FastnessServer
+from fastness.mcp.errors import INVALID_ID, has_invalid_id
 
 _READ_BYTES: Final = 65_536
 
@@ -33,8 +35,8 @@ async def serve_stdio(server: FastnessServer) -> None:
     """
     with _claimed_streams() as (reading, writing), anyio.CancelScope() as scope:
         loop = asyncio.get_running_loop()
-        lines: Any = _Lines(loop, reading)
         output: Any = _Output(loop, writing, on_broken=scope.cancel)
+        lines: Any = _Lines(loop, reading, output)
         async with stdio_server(stdin=lines, stdout=output) as (received, sent):
             await server.run(received, sent, server.create_initialization_options())
     if lines.error is not None:
@@ -59,13 +61,20 @@ def _claimed_streams() -> Iterator[tuple[int, int]]:
         # The duplicates stay open: a thread may still wait for one of them.
 
 
-class _Lines:
-    """The lines of a descriptor."""
+class _Message(msgspec.Struct):
+    """What is read of a line before the SDK decodes it."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, descriptor: int) -> None:
+    id: Any = msgspec.UNSET
+
+
+class _Lines:
+    """The lines of a descriptor. Those whose id the SDK does not know are answered at once."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, descriptor: int, output: "_Output") -> None:
         self.error: InvalidArgument | None = None
         self._loop = loop
         self._descriptor = descriptor
+        self._output = output
         self._lines = asyncio.Queue[bytes | None](MCP_LINES_BUFFERED)
         threading.Thread(target=self._read, name="fastness-mcp-stdin", daemon=True).start()
 
@@ -73,10 +82,13 @@ class _Lines:
         return self
 
     async def __anext__(self) -> str:
-        line = await self._lines.get()
-        if line is None:
-            raise StopAsyncIteration
-        return line.decode("utf-8", "replace")
+        while (line := await self._lines.get()) is not None:
+            with suppress(msgspec.MsgspecError, ValueError, RecursionError):  # The SDK has an answer for those.
+                if has_invalid_id(msgspec.json.decode(line, type=_Message).id):
+                    await self._output.write(f"{INVALID_ID.decode()}\n")
+                    continue
+            return line.decode("utf-8", "replace")
+        raise StopAsyncIteration
 
     def _read(self) -> None:
         with suppress(RuntimeError):  # The loop has ended.

@@ -37,7 +37,7 @@ from fastness.limits import (
 )
 from fastness.mcp.caller import Caller
 from fastness.mcp.changes import Changes
-from fastness.mcp.errors import data_of
+from fastness.mcp.errors import INVALID_ID, data_of, has_invalid_id
 from fastness.mcp.server import RequestContext as McpContext
 from fastness.mcp.server import make_server
 from fastness.mcp.subscriptions import Subscriptions
@@ -76,7 +76,7 @@ class _Call(msgspec.Struct):
     """What is read of a JSON-RPC request before the SDK decodes it."""
 
     method: str = ""
-    id: str | int | None = None
+    id: Any = msgspec.UNSET
     params: dict[str, Any] | None = None
 
     @classmethod
@@ -220,7 +220,8 @@ class McpEndpoint:
             body = await RequestContext(self._http, request, authorizer, JSON).body()
             call = _Call.read(body)
             self.requests[call.method if self._is_known(call.method) else "other"] += 1
-            if (refusal := self._scope_refusal(request, authorizer, caller, call)) is not None:
+            refusal = _id_refusal(call) or self._scope_refusal(request, authorizer, caller, call)
+            if refusal is not None:
                 await refusal(scope, receive, send)
                 return
             if call.method == _INITIALIZE:
@@ -378,8 +379,16 @@ class McpEndpoint:
         data = {**data_of(NotAllowed(message)), "scope": scope}
         error = {"code": INVALID_PARAMS, "message": message, "data": data}
         challenge = self.metadata.challenge(request, error="insufficient_scope", scope=scope)
-        content = msgspec.json.encode({"jsonrpc": "2.0", "id": call.id, "error": error})
+        id = None if call.id is msgspec.UNSET else call.id
+        content = msgspec.json.encode({"jsonrpc": "2.0", "id": id, "error": error})
         return Response(content, 403, {"WWW-Authenticate": challenge, "Cache-Control": "no-store"}, JSON)
+
+
+def _id_refusal(call: _Call) -> Response | None:
+    """The refusal of a message whose id is of another type than ids are; None if it may go on."""
+    if not has_invalid_id(call.id):
+        return None
+    return Response(INVALID_ID, 400, {"Cache-Control": "no-store"}, JSON)
 
 
 def _identify(context: McpContext) -> Caller:
