@@ -190,16 +190,16 @@ async def cancel(caller: Caller, task_id: str) -> TaskView:
     return await read(caller, task_id, with_result=False)
 
 
-async def answer(caller: Caller, task_id: str, responses: dict[str, Answer]) -> None:
-    """Answer questions of a task of the caller. Answers to questions that are not open are ignored.
+async def answer(caller: Caller, task_id: str, responses: Mapping[str, Any]) -> None:
+    """Answer questions of a task of the caller. What answers no open question is ignored, whatever its form is.
 
     Raises:
         NotFound: the caller has no such task.
-        InvalidArgument: the content of an answer does not fit the question's schema; nothing was answered.
+        InvalidArgument: an answer has no action, or does not fit the question's schema; nothing was answered.
     """
     job = await _find(caller, task_id)
     view = await job.view(with_result=False)
-    taken = {key: each for key, each in responses.items() if key in view.questions}
+    taken = {key: _answer_of(each) for key, each in responses.items() if key in view.questions}
     for key, each in taken.items():
         if each.is_accepted:
             problems = await run_in_thread(check_value, view.questions[key].schema, each.content)
@@ -207,6 +207,18 @@ async def answer(caller: Caller, task_id: str, responses: dict[str, Answer]) -> 
                 raise InvalidArgument(f"The answer to {key!r} does not fit the question: {'; '.join(problems)}")
     if taken and not view.has_ended:
         await job.answer({key: msgspec.structs.replace(each, at_ms=now_ms()) for key, each in taken.items()})
+
+
+def _answer_of(response: Any) -> Answer:
+    if isinstance(response, Answer):
+        return response
+    if not isinstance(response, dict):
+        raise InvalidArgument("An answer is an object with an action (accept, decline, cancel) and a content")
+    fields = {"action": response.get("action"), "content": response.get("content") or {}}
+    try:
+        return msgspec.convert(fields, Answer)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(f"An answer has an action (accept, decline, cancel) and a content: {error}") from None
 
 
 def questions_form(questions: Mapping[str, Question]) -> dict[str, Any]:

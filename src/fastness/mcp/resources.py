@@ -31,6 +31,7 @@ from fastness.limits import (
 from fastness.mcp.caller import Caller
 from fastness.mcp.contents import JSON, content_of
 from fastness.mcp.dispatch import FastnessServer, RequestContext
+from fastness.mcp.errors import with_fields
 from fastness.mcp.pages import cursor_of, place_of
 from fastness.mcp.task_marks import TASK_WORLD
 from fastness.mcp.tool import converted
@@ -60,7 +61,7 @@ _TEMPLATES: Final[dict[Kind, tuple[str, str, str]]] = {
 }
 _VERBS: Final[dict[Kind, tuple[str, ...]]] = {
     "queue": ("queue:stats",),
-    "dead_letters": ("queue:policy.get", "queue:peek"),
+    "dead_letters": ("queue:stats", "queue:policy.get", "queue:peek"),
     "world": ("world:describe", "world:read"),
     "mail": ("mail:read",),
     "report": ("collection:get",),
@@ -160,7 +161,10 @@ async def _read_resource(
 ) -> mcp_types.ReadResourceResult:
     del context
     uri = str(params.uri)
-    text = await read(caller, uri)
+    try:
+        text = await read(caller, uri)
+    except NotFound as error:
+        raise with_fields(error, uri=uri) from None
     contents = mcp_types.TextResourceContents(uri=uri, mime_type=JSON, text=text)
     return mcp_types.ReadResourceResult(contents=[contents])
 
@@ -240,10 +244,11 @@ _LISTS: Final[tuple[tuple[str, _List], ...]] = (
 
 
 async def _read_queue(caller: Caller, name: str) -> Any:
-    return await caller.plane.queue(name).stats()
+    return await caller.plane.queue(name).stats(must_exist=True)
 
 
 async def _read_dead_letters(caller: Caller, name: str) -> Any:
+    await _read_queue(caller, name)
     return await _asked("dead_letters_search", caller, {"queue": name, "limit": MCP_DEAD_LETTERS_SHOWN})
 
 

@@ -27,7 +27,7 @@ from mcp.shared.subscriptions import (
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from fastness.errors import Busy, FastnessError, InvalidArgument
+from fastness.errors import Busy, FastnessError, InvalidArgument, QueueNotFound
 from fastness.limits import (
     MCP_CHECK_SECONDS,
     MCP_POLL_SECONDS,
@@ -39,6 +39,7 @@ from fastness.mcp import resources
 from fastness.mcp.caller import Caller
 from fastness.mcp.changes import Changes, PollHint, Target
 from fastness.mcp.dispatch import FastnessServer, RequestContext
+from fastness.mcp.task_protocols import check_tasks_declared
 
 _log = logging.getLogger("fastness.mcp")
 
@@ -112,6 +113,8 @@ class Subscriptions:
         if id is None:
             raise InvalidArgument("subscriptions/listen needs a request id")
         self._check_streams(caller)
+        if ((context.params or {}).get("notifications") or {}).get("taskIds"):
+            check_tasks_declared(context)  # Tasks are polled: none is among what is acknowledged.
         asked = params.notifications
         honored = mcp_types.SubscriptionFilter(
             tools_list_changed=asked.tools_list_changed or None,
@@ -216,7 +219,8 @@ class Subscriptions:
             raise Busy(f"A client has at most {MCP_SUBSCRIPTIONS_MAX} subscriptions; end one")
         for event in new:
             if isinstance(event, ResourceUpdated):
-                await resources.read(caller, event.uri)  # A caller that may read it may know that it changed.
+                with suppress(QueueNotFound):  # Its first message creates it, which is a change.
+                    await resources.read(caller, event.uri)  # A caller that may read it may know that it changed.
             # Before the first wait: two requests for the same event are one subscription.
             stops = subscriber.events[event] = []
             try:

@@ -19,9 +19,9 @@ from time import monotonic
 from typing import Any, Final
 
 import mcp_types
-import msgspec
 from mcp.server.context import CallNext, HandlerResult
 from mcp.shared.exceptions import MCPError, NoBackChannelError
+from mcp.shared.inbound import MCP_NAME_HEADER, decode_header_value
 from mcp.shared.message import ServerMessageMetadata
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import Field
@@ -49,7 +49,7 @@ class UpdateTaskParams(mcp_types.RequestParams):
     """The parameters of tasks/update."""
 
     task_id: str
-    input_responses: dict[str, dict[str, Any]] = Field(max_length=MCP_QUESTIONS_MAX)
+    input_responses: dict[str, Any] = Field(max_length=MCP_QUESTIONS_MAX)
 
 
 def add_tasks(server: FastnessServer) -> None:
@@ -95,7 +95,7 @@ class TaskProtocols:
         is_modern = context.protocol_version in MODERN_PROTOCOL_VERSIONS
         if params.request_state is not None and is_modern:  # The client has the answers to our questions.
             task_id = params.request_state
-            await durable_tasks.answer(caller, task_id, _answers(_raw_responses(context)))
+            await durable_tasks.answer(caller, task_id, _raw_responses(context))
             return await _wait_for_result(context, caller, tool, task_id)
         task_id = await durable_tasks.create(caller, tool, params.arguments or {})
         if is_modern and _declares_tasks(context):
@@ -122,7 +122,7 @@ class TaskProtocols:
         self, context: RequestContext, caller: Caller, params: mcp_types.GetTaskRequestParams
     ) -> dict[str, Any]:
         """The task, as `tasks/get` returns it."""
-        is_modern = _check_protocol(context)
+        is_modern = _check_protocol(context, params.task_id)
         view = await durable_tasks.read(caller, params.task_id, with_result=is_modern)
         return _detailed_form(view) if is_modern else _core_form(view)
 
@@ -130,8 +130,8 @@ class TaskProtocols:
         self, context: RequestContext, caller: Caller, params: mcp_types.GetTaskPayloadRequestParams
     ) -> dict[str, Any]:
         """The result of a task of 2025-11-25. Waits until the task has ended, and asks its questions meanwhile."""
-        if _check_protocol(context):
-            raise MCPError(code=mcp_types.METHOD_NOT_FOUND, message="Method not found", data="tasks/result")
+        if context.protocol_version != _CORE_TASKS:
+            raise _method_not_found(context)
         view = await _wait_and_ask(context, caller, params.task_id)
         if view.status == "completed" and view.result is not None:
             found = wire_form(view.result)
@@ -149,16 +149,16 @@ class TaskProtocols:
 
     async def update(self, context: RequestContext, caller: Caller, params: UpdateTaskParams) -> dict[str, Any]:
         """Answer questions of a task of 2026-07-28."""
-        if not _check_protocol(context):
-            raise MCPError(code=mcp_types.METHOD_NOT_FOUND, message="Method not found", data="tasks/update")
-        await durable_tasks.answer(caller, params.task_id, _answers(params.input_responses))
+        if not _check_protocol(context, params.task_id):
+            raise _method_not_found(context)
+        await durable_tasks.answer(caller, params.task_id, params.input_responses)
         return {}
 
     async def cancel(
         self, context: RequestContext, caller: Caller, params: mcp_types.CancelTaskRequestParams
     ) -> dict[str, Any]:
         """Cancel a task."""
-        is_modern = _check_protocol(context)
+        is_modern = _check_protocol(context, params.task_id)
         if not is_modern:
             before = await durable_tasks.read(caller, params.task_id, with_result=False)
             if before.has_ended:
@@ -318,41 +318,49 @@ def _timestamp(ms: int) -> str:
     return datetime.fromtimestamp(ms / 1_000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _answers(responses: Mapping[str, Any]) -> dict[str, Answer]:
-    try:
-        return {key: msgspec.convert(_answer_fields(each), Answer) for key, each in responses.items()}
-    except msgspec.ValidationError as error:
-        raise InvalidArgument(f"An answer has an action (accept, decline, cancel) and a content: {error}") from None
-
-
-def _answer_fields(response: Any) -> dict[str, Any]:
-    if not isinstance(response, dict):
-        raise InvalidArgument("An answer is an object with an action (accept, decline, cancel) and a content")
-    return {"action": response.get("action"), "content": response.get("content") or {}}
-
-
 def _raw_responses(context: RequestContext) -> Mapping[str, Any]:
     found = (context.params or {}).get("inputResponses")
     return found if isinstance(found, dict) else {}
 
 
-def _check_protocol(context: RequestContext) -> bool:
+def _check_protocol(context: RequestContext, task_id: str) -> bool:
     """Whether the request is one of 2026-07-28.
 
     Raises:
-        MCPError: its client has not declared the extension; or the revision has no tasks.
+        MCPError: its header names another task; its client has not declared the extension; or the revision has no
+            tasks.
     """
     if context.protocol_version in MODERN_PROTOCOL_VERSIONS:
-        if not _declares_tasks(context):
-            raise MCPError(
-                code=mcp_types.MISSING_REQUIRED_CLIENT_CAPABILITY,
-                message=f"Missing required client capability: the extension {EXTENSION}",
-                data={"requiredCapabilities": {"extensions": {EXTENSION: {}}}},
-            )
+        _check_name_header(context, task_id)
+        check_tasks_declared(context)
         return True
     if context.protocol_version != _CORE_TASKS:
-        raise MCPError(code=mcp_types.METHOD_NOT_FOUND, message="Method not found", data=context.method)
+        raise _method_not_found(context)
     return False
+
+
+def _check_name_header(context: RequestContext, task_id: str) -> None:
+    """Check the header by which balancers route requests of a task. The SDK checks it for methods of the core only."""
+    request: Any = context.request  # None over stdio.
+    if request is not None and decode_header_value(request.headers.get(MCP_NAME_HEADER)) != task_id:
+        raise MCPError(
+            code=mcp_types.HEADER_MISMATCH,
+            message=f"{MCP_NAME_HEADER} header does not match the request body's 'taskId' parameter; send the same id",
+        )
+
+
+def _method_not_found(context: RequestContext) -> MCPError:
+    return MCPError(code=mcp_types.METHOD_NOT_FOUND, message="Method not found", data=context.method)
+
+
+def check_tasks_declared(context: RequestContext) -> None:
+    """Raise MCPError if the client of a request of 2026-07-28 has not declared the extension."""
+    if not _declares_tasks(context):
+        raise MCPError(
+            code=mcp_types.MISSING_REQUIRED_CLIENT_CAPABILITY,
+            message=f"Missing required client capability: the extension {EXTENSION}",
+            data={"requiredCapabilities": {"extensions": {EXTENSION: {}}}},
+        )
 
 
 def _declares_tasks(context: RequestContext) -> bool:
