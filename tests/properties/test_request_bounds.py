@@ -35,7 +35,7 @@ from fastness.wire.locks import CheckLock, LockProof
 from fastness.wire.requests import Request
 from fastness.wire.runs import UpdateRun
 from fastness.wire.type_checks import check_types
-from fastness.wire.worlds import CommitSnapshot
+from fastness.wire.worlds import CommitSnapshot, PromoteSnapshot
 from tests.support.failures import Failures
 from tests.support.http_server import serving
 from tests.support.populated_plane import PopulatedPlane, request_of
@@ -188,6 +188,8 @@ PATH = ("record_id", "task/1")
 SAMPLES: dict[type[Request[Any]], Callable[[PopulatedPlane], Request[Any]]] = {
     CheckLock: lambda populated: CheckLock(LockProof(populated.locks, *PATH, 1)),
     CommitRows: lambda _: CommitRows("notes", [PutRow("p", ("a",), b"1"), DeleteRow("p", ("b",)), DeleteRows("q")]),
+    CommitSnapshot: lambda populated: CommitSnapshot("hosted", b"\x01", 1, owner="h1", fence=populated.claim.fence),
+    PromoteSnapshot: lambda populated: PromoteSnapshot("hosted", 1, owner="h1", fence=populated.claim.fence),
     CommitTurn: lambda populated: CommitTurn(
         "hosted", "h1", populated.claim.fence, 1, 1, effects=[(0, Effect("mail", b"1"))]
     ),

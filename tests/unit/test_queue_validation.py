@@ -31,6 +31,9 @@ def test_an_invalid_message_is_refused_with_its_batch(database: Database) -> Non
         ({"idempotency_key": "ü" * 129}, InvalidArgument),
         ({"payload": b"a", "blob": "0" * 64}, InvalidArgument),
         ({"blob": "no hash"}, InvalidArgument),
+        ({"blob_size": 1}, InvalidArgument),
+        ({"debounce_seconds": 1.0}, InvalidArgument),
+        ({"debounce_max_seconds": 0.0}, InvalidArgument),
     ]
     for fields, error in wrong:
         before = everything(database)

@@ -186,7 +186,7 @@ def commit_snapshot(stores: AnyStores, request: CommitSnapshot, call: KeyedCall 
         draft,
         promote=request.promote,
         incarnation=request.incarnation,
-        claim=None if request.owner is None or request.fence is None else (request.owner, request.fence),
+        claim=_claim_of(request),
         call=call,
     )
 
@@ -194,11 +194,23 @@ def commit_snapshot(stores: AnyStores, request: CommitSnapshot, call: KeyedCall 
 @transaction
 def promote_snapshot(tx: Transaction, request: PromoteSnapshot) -> Snapshot:
     world, _ = _current(tx, request)
-    if request.owner is None or request.fence is None:
+    claim = _claim_of(request)
+    if claim is None:
         hosting.require_unheld(tx, world)
     else:
-        hosting.require_claim(tx, world, owner=request.owner, fence=request.fence)
+        hosting.require_claim(tx, world, owner=claim[0], fence=claim[1])
     return snapshots.describe(snapshots.promote(tx, world, request.height), is_baseline=True)
+
+
+def _claim_of(request: CommitSnapshot | PromoteSnapshot) -> tuple[str, int] | None:
+    """The owner and the fence of the claim that a request names; None if it names none."""
+    owner, fence = request.owner, request.fence
+    if owner is not None and fence is not None:
+        return owner, fence
+    if owner is not None or fence is not None:
+        given, other = ("owner", "fence") if fence is None else ("fence", "owner")
+        raise InvalidArgument(f"{given} is given without {other}; give both, as the claim has them, or leave it out")
+    return None
 
 
 @transaction

@@ -308,6 +308,8 @@ def check(new: NewMessage) -> None:
         raise refused("blob", f"{new.blob} of {new.blob_size} bytes", "the hash and size that storing it returned")
     if new.blob is not None and new.payload:
         raise InvalidArgument("The message has both a payload and a blob; leave one of them out")
+    if new.blob is None and new.blob_size:
+        raise InvalidArgument("blob_size is given without a blob; give both, or leave it out")
     if not 0 <= new.priority <= PRIORITY_MAX:
         raise refused_field(NewMessage, "priority", new.priority)
     if new.delay_seconds is not None and not 0 <= new.delay_seconds <= DELAY_SECONDS_MAX:
@@ -339,6 +341,7 @@ def check(new: NewMessage) -> None:
         or new.debounce_key is not None
         or new.unique_until != "done"
         or new.debounce_seconds
+        or new.debounce_max_seconds is not None
     ):
         _check_job(new)
 
@@ -355,8 +358,9 @@ def _check_job(new: NewMessage) -> None:
     if new.unique_key is None and until != "done":
         raise InvalidArgument("unique_until is given without a unique_key; give both, or leave it out")
     if new.debounce_key is None:
-        if new.debounce_seconds:
-            raise InvalidArgument("debounce_seconds is given without a debounce_key; give both, or leave it out")
+        if new.debounce_seconds or new.debounce_max_seconds is not None:
+            name = "debounce_seconds" if new.debounce_seconds else "debounce_max_seconds"
+            raise InvalidArgument(f"{name} is given without a debounce_key; give both, or leave it out")
         return
     for name, seconds in (
         ("debounce_seconds", new.debounce_seconds),

@@ -61,7 +61,7 @@ def check_result(result: NewResult) -> None:
 
     Raises:
         PayloadTooLarge: it is too large to be stored inline.
-        InvalidArgument: it has both a value and a blob.
+        InvalidArgument: it has both a value and a blob, or the size of a blob without one.
     """
     if len(result.value) > RESULT_BYTES_MAX:
         raise PayloadTooLarge(
@@ -70,6 +70,8 @@ def check_result(result: NewResult) -> None:
         )
     if result.blob is not None and result.value:
         raise InvalidArgument("The result has both a value and a blob; leave one of them out")
+    if result.blob is None and result.blob_size:
+        raise InvalidArgument("blob_size is given without a blob; give both, or leave it out")
 
 
 def record(
