@@ -202,7 +202,7 @@ class Validation(FastnessError):
 
 
 class InvalidUrl(Validation):
-    """The URL does not name a supported backend."""
+    """The URL is not one that can be used here; the message says which can."""
 
     code = "invalid_url"
 
@@ -220,13 +220,13 @@ class InvalidKey(Validation):
 
 
 class InvalidValue(Validation):
-    """A value is not bytes."""
+    """A value has a type, a form or a depth that cannot be stored or read."""
 
     code = "invalid_value"
 
 
 class InvalidArgument(Validation):
-    """An argument is outside the range that the message names."""
+    """An argument is not allowed, alone or together with another; the message names it and what to give."""
 
     code = "invalid_argument"
 
@@ -238,13 +238,13 @@ class IdempotencyKeyReused(Validation):
 
 
 class KeyTooLarge(Validation):
-    """The key is longer than `limits.KEY_BYTES_MAX`."""
+    """A key, or a part of one, is longer than the limit that the message names."""
 
     code = "key_too_large"
 
 
 class ValueTooLarge(Validation):
-    """The value is longer than `limits.VALUE_BYTES_MAX`."""
+    """A value is longer than the limit that the message names; store it as a blob."""
 
     code = "value_too_large"
 
@@ -256,13 +256,13 @@ class TransactionTooLarge(Validation):
 
 
 class EmptyBatch(Validation):
-    """A batch is empty."""
+    """A batch or a list is empty and needs at least one item."""
 
     code = "empty_batch"
 
 
 class BatchTooLarge(Validation):
-    """A batch has more entries or bytes than one append may have."""
+    """A batch or a list has more items or bytes than one call may have; split it."""
 
     code = "batch_too_large"
 
@@ -274,7 +274,7 @@ class PayloadTooLarge(Validation):
 
 
 class AnswerTooLarge(Validation):
-    """The answer is longer than a stream carries. Ask for fewer items, or read the blob over HTTP."""
+    """The answer is longer than one call carries. Ask for fewer items, or read the blob over HTTP."""
 
     code = "answer_too_large"
 
@@ -373,7 +373,7 @@ class NotDeadLetterQueue(Validation):
 
 
 class NotAllowed(FastnessError):
-    """The token does not allow this operation; nothing was done. Use a token that does."""
+    """The caller is not allowed to do this, or is not known; nothing was done."""
 
     code = "not_allowed"
 
@@ -385,7 +385,7 @@ class SenderBlocked(NotAllowed):
 
 
 class SenderMismatch(NotAllowed):
-    """The mail names a sender other than the connected agent; nothing was stored."""
+    """The mail or push names a sender other than its caller; nothing was stored."""
 
     code = "sender_mismatch"
 
@@ -501,7 +501,7 @@ class ObjectExists(Conflict):
 
 
 class ObjectChanged(Conflict):
-    """An if-match put found another version of the object; the object is unchanged."""
+    """Another version of the object was found than the expected one; this call has not changed it."""
 
     code = "object_changed"
 
@@ -586,7 +586,7 @@ class PromotionRefused(Conflict):
 
 
 class SegmentExists(Conflict):
-    """A different segment covers these heights, and segments are immutable."""
+    """The segment does not follow the last one: it covers the same heights, or leaves a gap."""
 
     code = "segment_exists"
 
@@ -776,7 +776,7 @@ class LeaseConflict(Fenced):
 
 
 class LeaseExpired(Fenced):
-    """The lease expired before the write."""
+    """The lease has ended, before the write or the work that it was for."""
 
     code = "lease_expired"
 
@@ -906,13 +906,13 @@ class Corrupt(FastnessError):
 
 
 class DamagedDatabase(Corrupt):
-    """A checksum inside the database does not match, or its log is damaged before its end."""
+    """The key space or the lake is damaged: a checksum does not match, or a part is missing."""
 
     code = "damaged_database"
 
 
 class HashMismatch(Corrupt):
-    """A blob's bytes do not match the hash that names it."""
+    """Bytes do not match the hash that was recorded for them."""
 
     code = "hash_mismatch"
 
@@ -924,7 +924,7 @@ class SizeMismatch(Corrupt):
 
 
 class MissingObject(Corrupt):
-    """A body that is recorded as stored is not in the object store."""
+    """What is recorded as stored is missing, or a part of it."""
 
     code = "missing_object"
 
@@ -971,7 +971,7 @@ class Backend(FastnessError):
 
 
 class DirectoryInUse(Backend):
-    """Another process has the data directory open."""
+    """The data directory is open already, in another process or in this one."""
 
     code = "directory_in_use"
 
@@ -989,21 +989,21 @@ class MigrationUnfinished(Backend):
 
 
 class EncryptionKeyMissing(Backend):
-    """The plane has encrypted universes, and the key that opens them was not given."""
+    """A key was not given, or another one: of encrypted universes, or of SQS access keys."""
 
     code = "encryption_key_missing"
     retry = RetryAdvice.NEVER
 
 
 class PathUnusable(Backend):
-    """The data directory cannot be created, read or written."""
+    """A file or folder cannot be created, read or written, or not be used for this."""
 
     code = "path_unusable"
     retry = RetryAdvice.NEVER
 
 
 class Unreachable(Backend):
-    """The server does not answer; nothing was written."""
+    """The server, or a program that is needed, does not answer; nothing was written."""
 
     code = "unreachable"
 
@@ -1019,7 +1019,7 @@ class DiskFull(Backend):
 
 
 class DatabaseFailed(Backend):
-    """An earlier failure stopped this database. Open it again; acknowledged writes are intact."""
+    """The database refused this, or an earlier failure stopped it; acknowledged writes are intact."""
 
     code = "database_failed"
 
@@ -1032,7 +1032,7 @@ class SchemaMismatch(Backend):
 
 
 class Unsupported(Backend):
-    """This backend does not offer the operation."""
+    """The operation is not offered by this backend, version or installation."""
 
     code = "unsupported"
     retry = RetryAdvice.NEVER

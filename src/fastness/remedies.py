@@ -98,8 +98,10 @@ REMEDIES: Final[dict[str, Remedy]] = {
         "Build keys with `Subspace.key(…)` from these types only.",
     ),
     "invalid_value": Remedy(
-        "A value that is written to the key space is not `bytes`.",
-        "Encode it first, for example with `json.dumps(value).encode()`. Queues, states and worlds take Python values.",
+        "A value has a type that is not stored, is not the JSON or CBOR that it should be, or nests deeper than 100 "
+        "levels. A value that is written to the key space itself must be `bytes`.",
+        "Change the value as the message says. Flatten a deep one, or store it as a blob. Encode what is written to "
+        "the key space, for example with `json.dumps(value).encode()`; queues, states and worlds take Python values.",
     ),
     "invalid_argument": Remedy(
         "An argument is outside of the range that the message names.",
@@ -114,12 +116,13 @@ REMEDIES: Final[dict[str, Remedy]] = {
         (_IDEMPOTENCY,),
     ),
     "key_too_large": Remedy(
-        "A key of the key space, with all its parts, is longer than 2,048 bytes.",
+        "A key of the key space, with all its parts, is longer than 2,048 bytes, or a part of the key of a row is "
+        "longer than its own limit.",
         "Shorten its parts: use a hash of a long name as the key, and store the name in the value.",
         (_LIMITS,),
     ),
     "value_too_large": Remedy(
-        "A value of the key space is longer than 1 MiB.",
+        "A value of the key space is longer than 1 MiB, or a state, an entity or a row than its own limit.",
         "Store it as a blob (`plane.blobs.put`), and the hash of the blob as the value.",
         (_LIMITS,),
     ),
@@ -133,8 +136,8 @@ REMEDIES: Final[dict[str, Remedy]] = {
         "Skip the call if there is nothing to do.",
     ),
     "batch_too_large": Remedy(
-        "One append has more than 256 entries or more than 256 KiB.",
-        "Append in several batches. Put large values into blobs and their hashes into the entries.",
+        "A batch has too many items or bytes: most have up to 256 items, and an append up to 256 KiB.",
+        "Send several batches. Put large values into blobs, and their hashes into the items.",
         (_LIMITS,),
     ),
     "payload_too_large": Remedy(
@@ -233,7 +236,7 @@ REMEDIES: Final[dict[str, Remedy]] = {
         (_MAIL,),
     ),
     "sender_mismatch": Remedy(
-        "The mail names a sender other than the agent that is connected, or that the token belongs to.",
+        "The mail or the push names a sender other than the agent that is connected, or that the token belongs to.",
         "Send as the connected agent, or connect as the other one.",
         (_MAIL,),
     ),
@@ -599,7 +602,8 @@ REMEDIES: Final[dict[str, Remedy]] = {
         (_BACKUP,),
     ),
     "hash_mismatch": Remedy(
-        "The bytes of a blob do not match the hash that names it: its object was changed or damaged.",
+        "The bytes of a blob, or of a file of a backup or a session log, do not match the hash that was recorded: they "
+        "were changed or damaged.",
         "Put the original body again, or restore it from a backup. `fastness doctor` lists all damaged blobs.",
         (_BACKUP,),
     ),
@@ -689,8 +693,10 @@ REMEDIES: Final[dict[str, Remedy]] = {
         ("how-to/free-space.md", _PRODUCTION),
     ),
     "database_failed": Remedy(
-        "An earlier write failed, so the key space is closed for writes. Acknowledged writes are intact.",
-        "A server reopens it by itself; its log has the cause. An embedded program calls `plane.reopen()`.",
+        "An earlier write failed, so the key space is closed for writes; or PostgreSQL refused a statement, for "
+        "example because its user lacks privileges. Acknowledged writes are intact.",
+        "The message says which. A server reopens its key space by itself; its log has the cause. An embedded program "
+        "calls `plane.reopen()`.",
         (_PRODUCTION,),
     ),
     "schema_mismatch": Remedy(

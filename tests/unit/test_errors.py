@@ -2,10 +2,16 @@
 
 import inspect
 import re
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+import fastness
 from fastness import errors
 from fastness.errors import Backend, FastnessError, MailboxFull, RetryAdvice, rebuild
+from fastness.wire.problems import problem_of
 from tests.support.failures import Failures
 
 CLASSES: dict[str, Any] = {
@@ -63,3 +69,40 @@ def test_an_answer_becomes_an_error_of_this_package_although_an_application_has_
 
     assert HostDied.code == Backend.code
     assert type(rebuild(Backend.code, "no answer")) is Backend
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def test_a_title_says_no_more_than_what_all_places_have_in_common_that_raise_the_error(tmp_path: Path) -> None:
+    """A title is that of the class; the detail is that of the place."""
+    (tmp_path / "file").write_text("")
+    calls: dict[str, Callable[[fastness.Plane], Any]] = {
+        "A value has a type, a form or a depth that cannot be stored or read": lambda plane: plane.state("s").update(
+            nested(200)
+        ),
+        "A batch or a list has more items or bytes than one call may have; split it": lambda plane: plane.queue(
+            "jobs"
+        ).put_many(range(300)),
+        "A key, or a part of one, is longer than the limit that the message names": lambda plane: plane.collection(
+            "notes"
+        ).get("p", ("x" * 1_500,)),
+        "A value is longer than the limit that the message names; store it as a blob": lambda plane: plane.state(
+            "s"
+        ).update("x" * 600_000),
+        "A file or folder cannot be created, read or written, or not be used for this": lambda _: fastness.open(
+            f"dir:{tmp_path / 'file'}"
+        ),
+    }
+    failures = Failures()
+    with fastness.open("memory:") as plane:
+        for title, call in calls.items():
+            with failures.of(title):
+                with pytest.raises(FastnessError) as raised:
+                    call(plane)
+                assert problem_of(raised.value).title == title
+    failures.check()

@@ -9,7 +9,7 @@ import msgspec
 from fastness.cli import completion, connect, printing, values
 from fastness.cli.commands import CommandGroup, wants_json
 from fastness.cli.durations import WAIT
-from fastness.errors import InvalidValue, ResultNotReady
+from fastness.errors import InvalidArgument, InvalidValue, ResultNotReady
 from fastness.handles.sync.plane import Plane
 from fastness.limits import RUNS_LISTED_MAX
 from fastness.wire.hosting import HostingInfo, summary_of
@@ -46,7 +46,7 @@ def start(workflow: str, arguments: tuple[str, ...], id: str | None, keywords: t
     args = [_argument(each) for each in arguments]
     kwargs = dict(values.parse_field(each) for each in keywords)
     if "id" in kwargs:
-        raise InvalidValue("id is the id of the run; pass an argument of this name by its position")
+        raise InvalidArgument("id is the id of the run; pass an argument of this name by its position")
     with connect.open_plane(create=True) as plane:
         run = plane.workflows.start(workflow, *args, id=id, **kwargs)
     fields = {"id": run.id, "workflow": workflow, "is_duplicate": run.is_duplicate}

@@ -10,7 +10,7 @@ import msgspec
 from fastness.cli import completion, connect, printing, values
 from fastness.cli.commands import CommandGroup
 from fastness.cli.durations import SECONDS
-from fastness.errors import InvalidValue
+from fastness.errors import InvalidArgument, InvalidValue
 from fastness.handles.sync.plane import Plane
 from fastness.limits import BATCH_ENTRIES_MAX, READ_ENTRIES_MAX, SEGMENT_ENTRIES, SEGMENT_MARGIN
 from fastness.wire.hosting import HostingInfo
@@ -80,7 +80,7 @@ def append(name: str, entries: tuple[str, ...], lines: str | None, expected_head
         with values.open_input(None, lines) as stream:
             found += [values.parse_json(line) for line in stream if line.strip()]
     if not found:
-        raise InvalidValue("Nothing to append; give entries as JSON, or --lines PATH")
+        raise InvalidArgument("Nothing to append; give entries as JSON, or --lines PATH")
     with connect.open_plane() as plane:
         journal = plane.world(name)
         head = first = journal.head() if expected_head is None else expected_head
@@ -274,7 +274,7 @@ def compact(name: str, entries: int, margin: int) -> None:
 def program(name: str, program: str | None, remove: bool) -> None:
     """Show how hosts run a world, or set its PROGRAM. Another program takes the world from its host."""
     if program is not None and remove:
-        raise InvalidValue("Give a program, or --remove, but not both")
+        raise InvalidArgument("Give a program, or --remove, but not both")
     with connect.open_plane() as plane:
         found = plane.world(name)
         _print_hosting(found.hosting() if program is None and not remove else found.set_program(program))
@@ -425,7 +425,7 @@ def _item(
     if control is not None:
         return Control(command=control, payload=data)
     if schema is None:
-        raise InvalidValue("An event needs a schema; give SCHEMA and PAYLOAD, or --control, or --item")
+        raise InvalidArgument("An event needs a schema; give SCHEMA and PAYLOAD, or --control, or --item")
     return DomainEvent(schema=schema, payload=data)
 
 
