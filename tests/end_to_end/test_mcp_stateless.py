@@ -24,7 +24,7 @@ from tests.support.waiting import eventually
 
 MODERN, LEGACY = "2026-07-28", "2025-11-25"
 PREFIX = "io.modelcontextprotocol/"
-TASKS = {"extensions": {f"{PREFIX}tasks": {}}}
+TASKS: dict[str, Any] = {"extensions": {f"{PREFIX}tasks": {}}}
 ELICITATION: dict[str, Any] = {"elicitation": {}}
 ANY = {"type": "object"}
 FORM = {"type": "object", "properties": {"size": {"type": "integer"}}, "required": ["size"]}
@@ -189,7 +189,7 @@ def put_task(client: Client) -> str:
 
 def test_a_header_that_differs_from_the_body_is_refused(client: Client, plane: Plane) -> None:
     plane.queue("jobs").put(1)
-    named = {
+    named: dict[str, dict[str, Any]] = {
         "tools/call": {"name": "queue_list", "arguments": {}},
         "prompts/get": {"name": "triage_dead_letters", "arguments": {"queue": "jobs"}},
         "resources/read": {"uri": "fastness://main/queues/jobs"},
@@ -290,11 +290,12 @@ def test_an_answer_to_no_open_question_is_acknowledged_and_changes_nothing(
     eventually(lambda: client.result("tasks/get", named)["status"] == "input_required")
     before = client.result("tasks/get", named)
     failures = Failures()
-    for response in ({"ignored": True}, {"action": "accept"}, "text", None, []):
+    unknown: list[Any] = [{"ignored": True}, "text", None, []]
+    for response in (*unknown, {"action": "accept"}):
         with failures.of(response):
             answered = client.result("tasks/update", {**named, "inputResponses": {"unknown": response}})
             assert {name: value for name, value in answered.items() if name != "_meta"} == {"resultType": "complete"}
-    for response in ({"ignored": True}, "text", None, []):
+    for response in unknown:
         with failures.of(f"size: {response}"):
             refused = client.refusal("tasks/update", {**named, "inputResponses": {"size": response}})
             assert refused == (400, INVALID_PARAMS)

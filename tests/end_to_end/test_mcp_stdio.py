@@ -144,7 +144,8 @@ async def check_the_agent(client: Client) -> None:
 def test_a_request_with_an_id_that_cannot_be_one_is_refused(url: str) -> None:
     with started("--url", url) as process:
         ask(process, _INITIALIZE)
-        for id in ([1], {}, 1.5, True, None):
+        wrong: list[Any] = [[1], {}, 1.5, True, None]
+        for id in wrong:
             refused = ask(process, {"jsonrpc": "2.0", "id": id, "method": "tools/list"})
             assert (refused["id"], refused["error"]["code"]) == (None, -32600)
         assert ask(process, {"jsonrpc": "2.0", "id": 2, "method": "ping"})["id"] == 2

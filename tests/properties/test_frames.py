@@ -14,7 +14,7 @@ from websockets.protocol import Protocol
 from websockets.server import ServerProtocol
 from websockets.uri import parse_uri
 
-from fastness.server.sockets import BoundedSocket
+from fastness.server.sockets import BoundedProtocol, BoundedSocket
 from fastness.wire.websocket_frames import ShortFrameReader, client_frame, server_frame
 
 REQUEST = (
@@ -45,7 +45,7 @@ class Socket(BoundedSocket):
     """An open socket that records its messages."""
 
     def __init__(self, *, alone: bool) -> None:
-        self.conn = ServerProtocol(max_size=100_000, logger=logging.getLogger("test"))
+        self.conn = BoundedProtocol(max_size=100_000, logger=logging.getLogger("test"))
         self.conn.receive_data(REQUEST)
         [request] = self.conn.events_received()
         self.conn.send_response(self.conn.accept(request))  # type: ignore[arg-type]

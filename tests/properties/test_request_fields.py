@@ -21,7 +21,16 @@ from fastness.testing.clock import ManualClock
 from fastness.wire.atomic import CommitAtomic
 from fastness.wire.blobs import OpenBlob
 from fastness.wire.catalog import REQUESTS
-from fastness.wire.inboxes import Control, DomainEvent, Effect, EffectReceipt, InboundMessage, Timer, TimerFired
+from fastness.wire.inboxes import (
+    Control,
+    DomainEvent,
+    Effect,
+    EffectReceipt,
+    InboundMessage,
+    InboxItem,
+    Timer,
+    TimerFired,
+)
 from fastness.wire.leases import CheckLease, LeaseProof
 from fastness.wire.locks import CheckLock, LockProof
 from fastness.wire.queues import (
@@ -52,7 +61,7 @@ from tests.support.request_values import options_of, right
 # What these say is only compared with what is stored, so a check is what uses it.
 COMPARED = {CheckLease, CheckLock, CheckMessages, CheckRestore, CheckWorld, LeaseProof, LockProof, MessageLease, Quota}
 # Structs that a request stores as they are.
-STORED: dict[type[Request[Any]], type[msgspec.Struct]] = {
+STORED: dict[type[msgspec.Struct], type[msgspec.Struct]] = {
     AckMessages: NewResult,
     PutItem: Effect,
     SetQueuePolicy: QueuePolicy,
@@ -68,7 +77,7 @@ def more_of(populated: PopulatedPlane) -> dict[type[Request[Any]], list[Request[
     received = call(ReceiveMessages("results", "ada", 2)).messages
     leases = [MessageLease(each.id, each.lease_id, each.fence) for each in received]
     packed = [PackedAck(b"\x01" * 16, 1, [], b"\x01")]
-    items = [
+    items: list[InboxItem] = [
         DomainEvent(schema="a@1", payload=b"1", effects=(Effect("mail", b"1"),), timers=(Timer(1, b"1"),)),
         EffectReceipt(intent_hash=b"1", effect_kind="mail", adapter_id="a", signature=b"1"),
         InboundMessage(inbox_name="a"),
@@ -305,13 +314,13 @@ def test_a_struct_that_is_stored_as_it_is_is_read_as_it_is(populated: PopulatedP
     read_back.append((QUOTA, call(GetQuota("other"))))
     for message in MESSAGES:
         call(SetSchedule("jobs", "saved", "0 0 * * *", message))
-        [found] = [each.message for each in call(ListSchedules("jobs")).schedules if each.name == "saved"]
-        read_back.append((message, found))
+        [saved] = [each.message for each in call(ListSchedules("jobs")).schedules if each.name == "saved"]
+        read_back.append((message, saved))
     for result in RESULTS:
         call(PutMessages("jobs", [NewMessage(priority=0)]))
-        [message] = call(ReceiveMessages("jobs", "ada")).messages
-        call(AckMessages("jobs", [MessageLease(message.id, message.lease_id, message.fence)], results=[result]))
-        kept = call(GetResult("jobs", message.id))
+        [leased] = call(ReceiveMessages("jobs", "ada")).messages
+        call(AckMessages("jobs", [MessageLease(leased.id, leased.lease_id, leased.fence)], results=[result]))
+        kept = call(GetResult("jobs", leased.id))
         size = 0 if kept.blob is None else kept.size
         read_back.append((result, NewResult(kept.value or b"", kept.content_type, kept.blob, size)))
     call(PutItem("caller", Control(command="go", effects=(EFFECT,))))

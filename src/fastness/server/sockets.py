@@ -45,6 +45,7 @@ class BoundedProtocol(ServerProtocol):
 class BoundedSocket(SlowPeerGuard, ShortFrameReader, WebSocketsSansIOProtocol):
     """A WebSocket connection that is aborted if its peer stops reading."""
 
+    conn: BoundedProtocol
     log = _log
     opcodes = (TEXT, BINARY)
     is_masked = True
