@@ -205,9 +205,10 @@ REMEDIES: Final[dict[str, Remedy]] = {
         (_LOCKS,),
     ),
     "workflow_misuse": Remedy(
-        "The code of a workflow awaits something that is not recorded, such as `asyncio.sleep` or a network call, or "
-        "uses `run` after the workflow has ended.",
-        "Use `run.step` for everything that does I/O, and `run.sleep` to wait.",
+        "The code of a workflow awaits something that is not recorded, such as `asyncio.sleep` or a network call, uses "
+        "asyncio, ends without a step that it has not awaited, or uses `run` after the workflow has ended.",
+        "Use `run.step` for everything that does I/O, its `timeout` to limit it, `run.sleep` to wait, and `run.gather` for "
+        "what runs side by side. Await each step.",
         (_WORKFLOWS,),
     ),
     "unknown_sqs_attribute": Remedy(
@@ -481,7 +482,8 @@ REMEDIES: Final[dict[str, Remedy]] = {
     ),
     "workflow_changed": Remedy(
         "The code of the workflow was changed, and it no longer does what the history of the run says.",
-        "Deploy the former code, or make the change with `run.patched`, so that running instances keep their steps.",
+        "Deploy the former code, or make the change with `run.patched`, so that running instances keep their steps. Then "
+        "resume what is stopped: `fastness workflow list --state stopped`, `fastness world resume-program run:ID`.",
         ("how-to/versions-of-workflows.md",),
     ),
     "step_failed": Remedy(
@@ -581,7 +583,7 @@ REMEDIES: Final[dict[str, Remedy]] = {
     ),
     "result_not_ready": Remedy(
         "The message or the run is not done yet.",
-        "Ask again, or wait for it with `wait_seconds`.",
+        "Ask again, or wait for it with `wait_seconds`. A run that is `stopped` by an error waits until it is resumed.",
         (_JOB,),
     ),
     "closed": Remedy(

@@ -15,6 +15,7 @@ from fastness.kv import Transaction
 from fastness.layers import effect_leases, effects, hosting
 from fastness.layers.hosting import Hosting
 from fastness.layers.worlds import World
+from fastness.limits import RUN_RESULT_BYTES_MAX
 from fastness.testing import AsyncHostTest, CrashFailure, HostTest, crash_everywhere
 from fastness.wire import run_records
 from fastness.wire.atomic import CommitAtomic
@@ -41,6 +42,26 @@ def test_a_workflow_does_everything_once_wherever_its_host_crashes() -> None:
     report = crash_everywhere(app, buy_book, snapshot_every=16)
     assert report.result == ["BOOK", 86_400.0, "shipped BOOK"]
     assert set(report.repeated) == {"step look_up of run:b-1", "step wait_long of run:b-1"}
+
+
+def test_a_large_result_is_there_wherever_its_host_crashes() -> None:
+    storing = HostApp()
+
+    def make() -> str:
+        return "x" * RUN_RESULT_BYTES_MAX
+
+    @storing.workflow
+    async def store(run: WorkflowRun) -> int:
+        found = await run.step(make)
+        await run.sleep(60)
+        return len(found)
+
+    def scenario(test: HostTest) -> Any:
+        return test.run_to_end(test.plane.workflows.start(store, id="s-1"))
+
+    report = crash_everywhere(storing, scenario)
+    assert report.result == RUN_RESULT_BYTES_MAX
+    assert set(report.repeated) == {"step make of run:s-1"}
 
 
 def test_a_failed_attempt_that_was_not_recorded_is_reported_too() -> None:
