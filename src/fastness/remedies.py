@@ -207,8 +207,8 @@ REMEDIES: Final[dict[str, Remedy]] = {
     "workflow_misuse": Remedy(
         "The code of a workflow awaits something that is not recorded, such as `asyncio.sleep` or a network call, uses "
         "asyncio, ends without a step that it has not awaited, or uses `run` after the workflow has ended.",
-        "Use `run.step` for everything that does I/O, its `timeout` to limit it, `run.sleep` to wait, and `run.gather` for "
-        "what runs side by side. Await each step.",
+        "Use `run.step` for everything that does I/O, its `timeout` to limit it, `run.sleep` to wait, and `run.gather` "
+        "for what runs side by side. Await each step.",
         (_WORKFLOWS,),
     ),
     "unknown_sqs_attribute": Remedy(
@@ -482,8 +482,8 @@ REMEDIES: Final[dict[str, Remedy]] = {
     ),
     "workflow_changed": Remedy(
         "The code of the workflow was changed, and it no longer does what the history of the run says.",
-        "Deploy the former code, or make the change with `run.patched`, so that running instances keep their steps. Then "
-        "resume what is stopped: `fastness workflow list --state stopped`, `fastness world resume-program run:ID`.",
+        "Deploy the former code, or make the change with `run.patched`, so that running instances keep their steps. "
+        "Then resume what is stopped: `fastness workflow list --state stopped`, `fastness world resume-program run:ID`.",
         ("how-to/versions-of-workflows.md",),
     ),
     "step_failed": Remedy(
