@@ -238,7 +238,7 @@ def test_what_cannot_start_is_refused(database: Database) -> None:
         start(database, destination="absent")
     with pytest.raises(QueueNotFound):
         database.transact(move_tasks.start, QueueKey("main", "absent"), destination=None, per_second=None)
-    with pytest.raises(NotDeadLetterQueue, match="else"):
+    with pytest.raises(NotDeadLetterQueue, match="must be configured as a Dead Letter Queue"):
         database.transact(move_tasks.start, ELSE, destination=None, per_second=None)
     with pytest.raises(InvalidArgument, match="same queue type"):
         start(database, destination="f.fifo")
@@ -247,9 +247,13 @@ def test_what_cannot_start_is_refused(database: Database) -> None:
     start(database)
     with pytest.raises(MoveTaskRunning, match="already a task running"):
         start(database)
-    for handle in ("", "dead", "dead/x", "dead/" + "0" * 32, "a b/" + "0" * 32):
-        with pytest.raises(MoveTaskNotFound):
+    for handle in ("", "dead", "dead/x", "a b/" + "0" * 32):
+        with pytest.raises(InvalidArgument, match="TaskHandle"):
             database.transact(move_tasks.cancel, "main", handle)
+    with pytest.raises(MoveTaskNotFound):
+        database.transact(move_tasks.cancel, "main", "dead/" + "0" * 32)
+    with pytest.raises(QueueNotFound):
+        database.transact(move_tasks.cancel, "main", "absent/" + "0" * 32)
 
 
 def test_the_newest_tasks_are_listed_and_kept(database: Database) -> None:

@@ -1073,6 +1073,12 @@ async def test_move_tasks_of_wrong_queues_are_refused(failing: Client) -> None:
     assert await failing.refused(start, None, SourceArn=f"{arn}none") == "ResourceNotFoundException"
     assert await failing.refused(start, None, SourceArn="dead") == "InvalidParameterValue"
     assert await failing.refused(start, None, SourceArn=f"{arn}orders") == "InvalidParameterValue"
+    for queues, parameter in ((("none", "orders"), "SourceArn"), (("dead", "none"), "DestinationArn")):
+        with pytest.raises(SqsError) as caught:
+            await failing(start, None, SourceArn=arn + queues[0], DestinationArn=arn + queues[1])
+        assert caught.value.query_code == "ResourceNotFoundException"
+        expected = f"The resource that you specified for the {parameter} parameter doesn't exist."
+        assert caught.value.message == expected
     rate = {"SourceArn": f"{arn}dead", "MaxNumberOfMessagesPerSecond": 501}
     assert await failing.refused(start, None, **rate) == "InvalidParameterValue"
     missing = "ResourceNotFoundException"

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from fastness.errors import InvalidName, QueueNotFound
 from fastness.limits import (
+    MOVE_TASK_RATE_MAX,
     MOVE_TASKS_LISTED_MAX,
     SQS_LIST_MAX,
     SQS_POLICY_ACTIONS_MAX,
@@ -57,7 +58,7 @@ Output = dict[str, Any]
 Statements = list[dict[str, Any]]
 
 _ALL: Final = "All"
-_SOURCE, _DESTINATION = "SourceArn", "DestinationArn"
+_SOURCE, _DESTINATION, _RATE = "SourceArn", "DestinationArn", "MaxNumberOfMessagesPerSecond"
 _LABEL: Final = re.compile(r"[A-Za-z0-9_-]{1,80}\Z")
 _ACCOUNT: Final = re.compile(r"[0-9]{12}\Z", re.ASCII)
 
@@ -199,15 +200,16 @@ class QueueActions:
         source = queue_of_arn(caller, _SOURCE, parameters[_SOURCE])
         arn = parameters.get(_DESTINATION)
         destination = None if arn is None else queue_of_arn(caller, _DESTINATION, arn)
-        per_second = parameters.get("MaxNumberOfMessagesPerSecond")
+        per_second = parameters.get(_RATE)
+        if per_second is not None and not 1 <= per_second <= MOVE_TASK_RATE_MAX:
+            raise invalid_value(_RATE, per_second, f"Value must be between 1 and {MOVE_TASK_RATE_MAX}.")
         request = StartMoveTask(source, destination, per_second, caller.universe)
         try:
             task = await self._execute_task(caller, request)
         except SqsError as error:
-            found = await self._transport.call(GetSqsSettings(source, caller.universe))
-            if found.exists and error.name == "ResourceNotFoundException":  # So the other queue does not exist.
-                raise resource_not_found(_DESTINATION, error.hint) from None
-            raise
+            if not (await self._transport.call(GetSqsSettings(source, caller.universe))).exists:
+                raise
+            raise resource_not_found(_DESTINATION, error.hint) from None
         return {"TaskHandle": task.handle}
 
     async def list_message_move_tasks(self, caller: SqsCaller, parameters: Parameters) -> Output:
