@@ -35,8 +35,9 @@ def plane(url: str, clock: ManualClock) -> Iterator[Plane]:
 
 @pytest.fixture
 def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(8) as threads:
-        yield threads
+    threads = ThreadPoolExecutor(8)
+    yield threads
+    threads.shutdown(wait=False, cancel_futures=True)  # What still waits is woken when the plane is closed.
 
 
 def asking(*kinds: str, max_attempts: int = 5) -> DomainEvent:

@@ -71,8 +71,9 @@ def bob(plane: Plane) -> Mailbox:
 
 @pytest.fixture
 def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(4) as threads:
-        yield threads
+    threads = ThreadPoolExecutor(4)
+    yield threads
+    threads.shutdown(wait=False, cancel_futures=True)  # What still waits is woken when the plane is closed.
 
 
 def bodies(mailbox: Mailbox, **options: Any) -> list[Any]:
