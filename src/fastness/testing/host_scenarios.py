@@ -86,8 +86,10 @@ def releases(simulation: Simulation) -> Callable[[], None]:
     async def deliver(client: Client) -> None:
         for _ in range(60):
             await client.pause(client.random.randrange(200))
-            owner, given = sent.pop() if sent else ("", None)
-            for _ in range(client.random.choice((0, 1, 1, 2)) if given is not None else 0):
+            if not sent:
+                continue
+            owner, given = sent.pop()
+            for _ in range(client.random.choice((0, 1, 1, 2))):
                 await client.pause(client.random.randrange(1_500))
                 await client.operate("late release", given.world, (owner, given.fence), _release, owner, given)
 

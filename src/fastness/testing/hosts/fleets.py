@@ -28,8 +28,9 @@ import asyncio
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import suppress
+from contextvars import Context
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -228,15 +229,14 @@ class Fleet:
         self.events.append(f"{self._loop.time():9.3f} {name}")
         return what
 
-    def later(self, seconds: float, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
-        """Do something after some seconds, also when the process that has asked for it has ended."""
+    def repeat(self, request: Request[Any], seconds: float) -> None:
+        """Deliver a request once more after some seconds, also if the process that has sent it has ended by then."""
 
-        async def do() -> None:
+        async def deliver() -> None:
             await asyncio.sleep(seconds)
-            with suppress(FastnessError):
-                await work()
+            await self._plane._transport.call(request)
 
-        self._tasks.append(asyncio.create_task(do()))
+        self._tasks.append(asyncio.create_task(deliver(), context=Context()))
 
     # Its tasks.
 
@@ -356,13 +356,14 @@ class _Network(AsyncEmbeddedTransport):
         self._fleet = fleet
 
     def call(self, request: Request[Answer], call: KeyedCall | None = None) -> Coroutine[Any, Any, Answer]:
-        return self._give_back(request) if isinstance(request, ReleaseWorlds) else super().call(request, call)
+        gives_back = isinstance(request, ReleaseWorlds)
+        return self._give_back(request) if gives_back else super().call(request, call)
 
     async def _give_back(self, request: Request[Answer]) -> Answer:
         late, repeated = self._fleet.delays()
         await asyncio.sleep(late)
         if repeated:
-            self._fleet.later(repeated, partial(super().call, request))
+            self._fleet.repeat(request, repeated)
         return await super().call(request)
 
 
