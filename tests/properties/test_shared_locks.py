@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 from fastness.backends.memory import MemoryDatabase
 from fastness.backends.rocksdb import RocksDatabase
 from fastness.errors import FastnessError, LeaseExpired, LockOrderViolation
-from fastness.kv import Database, Pair, Subspace, Transaction, pages
+from fastness.kv import Database, Pair, Subspace, Transaction, fence_floor, pages
 from fastness.layers import locks
 from fastness.layers.lock_records import LEVELS, LockKeys, Session, SessionKey, decode_place, session_key, use_key
 from fastness.layers.lock_transaction import LockTransaction, Waiting
@@ -531,6 +531,10 @@ def fences_are_repeated(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LockTransaction, "_next_fence", lambda self, keys, stored: 1)
 
 
+def fences_are_repeated_after_a_restore(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(fence_floor, "next_fence", lambda tx, *last: max(last) + 1)
+
+
 def a_write_looks_at_the_first_holders_only(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(locks, "pages", lambda *args, items: islice(pages(*args, items=items), 1))
 
@@ -544,6 +548,7 @@ def a_write_looks_at_the_first_holders_only(patch: pytest.MonkeyPatch) -> None:
         a_shared_lock_ignores_intents,
         a_served_claim_stops_at_its_next_lock,
         fences_are_repeated,
+        fences_are_repeated_after_a_restore,
         a_write_looks_at_the_first_holders_only,
     ],
 )
