@@ -13,9 +13,11 @@ import pytest
 from click.testing import Result
 
 import fastness
+from fastness import limits
 from fastness.backends.memory import MemoryDatabase
 from fastness.backends.postgres import PostgresDatabase
 from fastness.backends.rocksdb import RocksDatabase
+from fastness.errors import Busy
 from fastness.kv import Database, Transaction, fence_floor
 from fastness.layers import lineages
 from fastness.testing.clock import ManualClock
@@ -216,3 +218,17 @@ def test_a_transaction_of_a_caller_knows_the_raised_floor(postgres_url: str, iss
         database.transact(lineages.begin, "copied")
         fence = database.within(connection).run(lease)
         assert fence > database.transact(fence_floor.load) > issued.last["lease"]
+
+
+def test_the_floor_is_not_raised_beside_a_fence_that_is_not_committed(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "LOCK_WAIT_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(limits, "OVERLOAD_SECONDS_MAX", 0.0)
+    with PostgresDatabase(postgres_url) as database, psycopg.connect(postgres_url) as connection:
+        fence = database.within(connection).run(lease)
+        with pytest.raises(Busy):
+            database.transact(lineages.begin, "copied")
+        connection.commit()
+        database.transact(lineages.begin, "copied")
+        assert database.transact(lease) > database.transact(fence_floor.load) > fence
