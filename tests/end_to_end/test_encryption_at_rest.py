@@ -18,14 +18,14 @@ import pytest
 from click.testing import CliRunner
 
 import fastness
-from fastness import CommandKeys, FileKeys, Plane, errors, limits
+from fastness import CommandKeys, FileKeys, Plane, PutRow, errors, limits
 from fastness.backends.objects import open_objects
 from fastness.backends.objects.encrypted import EncryptedObjects
 from fastness.backends.objects.store import ObjectMeta, ObjectStore
 from fastness.backends.rocksdb import RocksDatabase
 from fastness.cli.main import root
 from fastness.encryption_keys import new_master_key
-from fastness.kv import Database, Pair, Transaction, pack, prefix_range
+from fastness.kv import Database, Pair, Transaction, pack, prefix_range, unpack
 from fastness.kv.value_cipher import (
     GENERATION,
     KEYRINGS,
@@ -50,10 +50,12 @@ from fastness.runtime.maintenance.sweeper import Sweeper
 from fastness.runtime.maintenance.timer_loop import TimerLoop
 from fastness.runtime.publishing import discard
 from fastness.server.encryption_metrics import EncryptionMetrics
-from fastness.wire.inboxes import Timer
+from fastness.testing.clock import ManualClock
+from fastness.wire.inboxes import DomainEvent, Effect, Timer
 from fastness.wire.queues import NewMessage
 from tests.support.forked import start_python
 from tests.support.http_server import serving
+from tests.support.populated import populate
 from tests.support.waiting import eventually
 
 SECRET = "SECRET-MARKER-7F3A"
@@ -151,8 +153,21 @@ def fill(plane: Plane, label: str) -> None:
     world.append([{"text": SECRET}] * 50, expected_head=0)
     world.snapshots.commit({"text": SECRET}, height=50, promote=True)
     world.compact(entries=20, margin=5)
+    world.inbox.put(
+        DomainEvent(
+            schema="a@1",
+            payload=SECRET.encode(),
+            effects=(Effect("mail", SECRET.encode()),),
+            timers=(Timer(2**62, SECRET.encode()),),
+        )
+    )
     plane.entities.write("order", label, {"note": SECRET})
     plane.blobs.put((SECRET * 9_000).encode())
+    queue.schedule("nightly", "0 3 * * *", {"text": SECRET})
+    plane.workflows.start(f"report-{label}", SECRET)
+    plane.collection("notes").commit([PutRow(label, ("first",), SECRET.encode())])
+    plane.pairs.put(f"raw {label}".encode(), SECRET.encode())
+    plane.transact(_write, {pack(("mine", label)): SECRET.encode(), pack(("u", 7, label)): SECRET.encode()})
 
 
 def check(plane: Plane, label: str) -> None:
@@ -168,6 +183,8 @@ def check(plane: Plane, label: str) -> None:
         assert plane.blobs.get(sha256(content).hexdigest()) == content
     mail = next(iter(plane.mailbox(f"bob-{label}").subscribe(wait_seconds=0)))
     assert mail.json() == {"text": SECRET}
+    for key in (f"raw {label}".encode(), pack(("mine", label)), pack(("u", 7, label))):
+        assert plane.pairs.get(key) == SECRET.encode()
 
 
 def test_no_file_and_no_row_contains_a_payload(site: Site) -> None:
@@ -253,14 +270,67 @@ def test_a_changed_or_moved_value_is_refused(directory: Site) -> None:
         assert plane.state("one").get().value == {"text": "first"}
 
 
-def test_a_value_from_before_that_looks_sealed_stays_as_it_is(directory: Site) -> None:
-    looks_sealed = b"\xc1\x01" + bytes(5_000)
-    with directory.open() as plane:
-        plane.queue("jobs").put(looks_sealed)
+def test_only_the_records_that_a_plane_is_opened_with_are_plain(site: Site, clock: ManualClock) -> None:
+    with site.open(clock=clock) as plane:
+        populate(plane, clock)
+        for universe in ("main", "other"):
+            plane.encryption.enable(universe)
+            plane.encryption.rewrite(universe)
+        assert all(each.all_encrypted for each in plane.encryption.show().universes)
+    plain = {unpack(key)[0] for key, value in site.pairs().items() if not value.startswith(b"\xc1\x01")}
+    assert plain == {"encryption", "fastness"}
+
+
+@pytest.mark.parametrize("mark", [b"\xc1", b"\xc1\x00", b"\xc1\x01", b"\xc1\x02"])
+def test_a_value_that_looks_sealed_stays_as_it_is(site: Site, mark: bytes) -> None:
+    value = mark + bytes(5_000)
+    with site.open() as plane:
+        plane.pairs.put(b"of no universe", value)
+        plane.queue("jobs").put(value)
+
+        def values() -> list[bytes | None]:
+            (pair,) = plane.pairs.scan(b"of no", b"of np")
+            return [plane.pairs.get(b"of no universe"), pair[1], plane.queue("jobs").peek(1)[0].payload]
+
+        assert values() == [value] * 3
         plane.encryption.enable("main")
-        assert plane.queue("jobs").peek(1)[0].payload == looks_sealed
+        assert values() == [value] * 3
         plane.encryption.rewrite("main")
-        assert plane.queue("jobs").peek(1)[0].payload == looks_sealed
+        assert values() == [value] * 3
+
+
+def test_a_plain_value_can_be_the_bytes_of_a_sealed_one(directory: Site) -> None:
+    with directory.open() as plane:
+        plane.encryption.enable("main")
+        plane.state("a").update({"text": "sealed"})
+    records, sealed = _records(directory.pairs()), directory.pairs()[_key_with(directory, b"a")]
+    directory.change(dict.fromkeys(dict(records), None))
+    key = pack(("u", "main", "b"))
+    with directory.open() as plane:
+        plane.pairs.put(key, sealed)
+        assert plane.pairs.get(key) == sealed
+    directory.change(dict(records))  # type: ignore[arg-type]
+    with directory.open() as plane:
+        assert plane.pairs.get(key) == sealed
+
+
+def test_a_sealed_value_is_refused_with_advice_if_the_records_of_all_keys_are_gone(site: Site) -> None:
+    with site.open() as plane:
+        plane.encryption.enable("main")
+        plane.state("a").update({"text": SECRET})
+        plane.pairs.put(b"raw", SECRET.encode())
+        plane.queue("jobs").put(b"payload")
+    records = _records(site.pairs())
+    site.change(dict.fromkeys(dict(records), None))
+    with pytest.raises(errors.DecryptionFailed, match="Restore the records from a backup, and write `require NAME`"):
+        _read_everything(site)
+    site.change(dict(records))  # type: ignore[arg-type]
+    assert _read_everything(site) == [{"text": SECRET}, SECRET.encode(), b"payload"]
+
+
+def _read_everything(site: Site) -> list[object]:
+    with site.open() as plane:
+        return [plane.state("a").get().value, plane.pairs.get(b"raw"), plane.queue("jobs").peek(1)[0].payload]
 
 
 def test_removed_and_replaced_keys_are_noticed(directory: Site) -> None:

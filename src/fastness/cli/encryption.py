@@ -10,7 +10,7 @@ from fastness.cli.commands import CommandGroup, wants_json
 from fastness.encryption_keys import new_master_key
 from fastness.wire.encryption import UniverseEncryption
 
-_PLANE = "(repeated calls)"  # The plane's own key, which encrypts the answers of repeated calls.
+_PLANE = "(plane)"  # The plane's own key, which encrypts what belongs to no universe.
 
 
 encryption = CommandGroup(help="Without the master key, encrypted data is lost.")
@@ -72,7 +72,7 @@ def show() -> None:
     ]
 )
 @click.argument("universe", default="")
-@click.option("--plane", "is_plane", is_flag=True, help="Rotate the key for the answers of repeated calls.")
+@click.option("--plane", "is_plane", is_flag=True, help="Rotate the key for what belongs to no universe.")
 @click.option("--master", is_flag=True, help="Keep the data keys, and wrap them with the newest master key.")
 def rotate(universe: str, *, is_plane: bool, master: bool) -> None:
     """Encrypt new values of UNIVERSE with a new key. Older values stay readable, and keep their key until a rewrite."""
@@ -84,7 +84,7 @@ def rotate(universe: str, *, is_plane: bool, master: bool) -> None:
 
 @encryption.command(examples=["fastness encryption rewrite shop", "fastness encryption rewrite --plane"])
 @click.argument("universe", default="")
-@click.option("--plane", "is_plane", is_flag=True, help="Rewrite the answers of repeated calls.")
+@click.option("--plane", "is_plane", is_flag=True, help="Rewrite what belongs to no universe.")
 def rewrite(universe: str, *, is_plane: bool) -> None:
     """Encrypt older data of UNIVERSE with its newest key.
 

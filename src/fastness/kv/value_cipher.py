@@ -5,18 +5,20 @@
     ("encryption", "manifest")           ->  Manifest: the digests of all keyrings, authenticated with the plane's key
     ("encryption", "rewrite", universe)  ->  how far a rewrite is
 
-These records are plain, and so are all keys of the key space. Encrypted are the values of ("u", universe, …) with the
-key of the universe, and those of ("once", …), which are the answers of repeated calls, with the plane's own.
+These records are plain, and so are ("fastness", …), which a plane is opened with, and all keys of the key space. The
+values of ("u", universe, …) are sealed with the key of the universe. All others are sealed with the plane's own key, as
+soon as one universe is encrypted: answers of repeated calls, tokens, audit records, and the pairs that a caller names.
 
     sealed value:  c1 01 | key id 8 | salt 16 | counter 6 | ciphertext | tag 16        48 bytes more than the value
+    plain value:   as it is; c1 00 | value for one that begins with c1, so that no plain value looks sealed
 
 A process draws a salt, derives a key from the data key and the salt (HKDF-SHA256), and counts the nonces of AES-256-GCM
 from 0. So no two values have the same key and nonce: not in two processes, not after a restart, and not in a forked
 child, which draws a salt of its own. The key of the pair is authenticated with the value, so a value cannot be moved to
 another key. An older value of the same key can be put back: a database has no memory outside of itself.
 
-Key ids are random. So a value that was stored before its universe was encrypted does not look sealed, whatever its
-bytes are. Such values stay readable until a rewrite has replaced the last one; then they are refused.
+Values that were stored before their universe was encrypted stay readable until a rewrite has replaced the last one;
+then they are refused. A sealed value whose key is missing is never taken for a plain one.
 
 Removing the keys of a universe does not make its new values plain: a process never forgets a key, the manifest shows
 that a keyring is missing or older than the others, and the key provider can name universes that must be encrypted.
@@ -58,15 +60,19 @@ KEY_ID_BYTES: Final = 8
 SALT_BYTES: Final = 16
 TAG_BYTES: Final = 16
 _COUNTER_BYTES: Final = 6
-_MARK: Final = b"\xc1\x01"  # MessagePack never starts with c1.
-_ID_END: Final = len(_MARK) + KEY_ID_BYTES
+MARK: Final = b"\xc1"  # MessagePack never starts with it, so few values need an escape.
+_PLAIN: Final = MARK + b"\x00"
+_SEALED: Final = MARK + b"\x01"
+_ID_END: Final = len(_SEALED) + KEY_ID_BYTES
 _SALT_END: Final = _ID_END + SALT_BYTES
 _HEADER_BYTES: Final = _SALT_END + _COUNTER_BYTES
 _NONCE_BYTES: Final = 12
 _PADDING: Final = bytes(_NONCE_BYTES - _COUNTER_BYTES)
 _UNIVERSES: Final = pack(("u",)) + b"\x02"
 _NAME_START: Final = len(_UNIVERSES)
-_ONCE: Final = pack(("once",))
+_NEVER_SEALED: Final = (SUBSPACE.prefix, pack(("fastness",)))
+# The bounds of the keys whose values the plane's own key seals: before the universes, and after them.
+OWN_RANGES: Final = ((b"", _UNIVERSES), (prefix_range(_UNIVERSES)[1], prefix_range(b"")[1]))
 
 
 class StoredKey(msgspec.Struct, frozen=True, array_like=True):
@@ -173,8 +179,15 @@ def universe_of(key: bytes) -> bytes | None:
     """The universe whose key seals the value of `key`, encoded; empty for the plane's own, None for none."""
     if key.startswith(_UNIVERSES):
         end = key.find(0, _NAME_START)
-        return None if end <= _NAME_START else key[_NAME_START:end]
-    return b"" if key.startswith(_ONCE) else None
+        return None if end <= _NAME_START else key[_NAME_START:end]  # A key of no layer may lack a name.
+    return None if key.startswith(_NEVER_SEALED) else b""
+
+
+def open_all(cipher: "ValueCipher", stored: list[Pair], generation: int) -> list[Pair]:
+    """The pairs that are stored as these; `generation` as of `ValueCipher.open`."""
+    if cipher.is_on or any(value.startswith(MARK) for _, value in stored):
+        return [(key, cipher.open(key, value, generation)) for key, value in stored]
+    return stored
 
 
 class ValueCipher:
@@ -187,9 +200,7 @@ class ValueCipher:
         self.provider = provider
         self.generation = 0
         self.generation_record: bytes | None = None
-        self.is_on = (
-            False  # Whether any universe is encrypted. While it is False, `seal` and `open` need not be called.
-        )
+        self.is_on = False  # Whether any universe is encrypted. Until then, most values are stored as they are.
         self._keys: dict[bytes, _Keys] = {}
         self._writers: dict[bytes, _Writer] = {}
         self._unwrapped: dict[tuple[str, bytes], bytes] = {}
@@ -209,7 +220,9 @@ class ValueCipher:
         """What is stored for this pair."""
         universe = universe_of(key)
         writer = None if universe is None else self._writers.get(universe)
-        return value if writer is None else writer.seal(key, value)
+        if writer is not None:
+            return writer.seal(key, value)
+        return _PLAIN + value if value.startswith(MARK) else value
 
     def open(self, key: bytes, stored: bytes, generation: int | None = None) -> bytes:
         """The value of a stored pair.
@@ -218,23 +231,30 @@ class ValueCipher:
         have plain values. None is the newest.
 
         Raises:
-            DecryptionFailed: it was changed, or is the value of another key.
+            DecryptionFailed: it was changed, is the value of another key, or its data key is missing.
         """
         universe = universe_of(key)
         keys = None if universe is None else self._keys.get(universe)
-        if keys is None or universe is None:
-            return stored
-        if self._older is not None:
+        if keys is not None and self._older is not None:
             self._note_older(key, stored, keys)
-        data_key = keys.by_id.get(stored[2:_ID_END]) if stored.startswith(_MARK) else None
-        if data_key is None:
-            if keys.sealed_from is not None and (generation is None or generation >= keys.sealed_from):
+        if not stored.startswith(_SEALED):
+            sealed_from = None if keys is None else keys.sealed_from
+            if sealed_from is not None and (generation is None or generation >= sealed_from):
                 raise _unreadable(
                     key,
                     f"The value of a key of {_subject(universe)} is not encrypted with a key of it, although all "
                     "values are: it was not written by Fastness; restore a backup",
                 )
-            return stored
+            return stored[len(_PLAIN) :] if stored.startswith(_PLAIN) else stored
+        data_key = None if keys is None else keys.by_id.get(stored[len(_SEALED) : _ID_END])
+        if data_key is None or universe is None:
+            raise _unreadable(
+                key,
+                f"A value of {_subject(universe)} is encrypted, and the plane does not have its key: the records of "
+                "the encryption keys (keys that start with 'encryption') were removed, or the value was not written by "
+                "Fastness. Restore the records from a backup, and write `require NAME` for each encrypted universe "
+                "into the key file",
+            )
         sealing = self.derive(data_key, stored[_ID_END:_SALT_END], b"value\0" + universe)
         try:
             return sealing.decrypt(_PADDING + stored[_SALT_END:_HEADER_BYTES], stored[_HEADER_BYTES:], key)
@@ -352,7 +372,7 @@ class ValueCipher:
 
     def _note_older(self, key: bytes, stored: bytes, keys: _Keys) -> None:
         older = self._older
-        is_newest = stored.startswith(_MARK) and stored[2:_ID_END] == keys.newest
+        is_newest = stored.startswith(_SEALED + keys.newest)
         if older is not None and older[0] == threading.get_ident() and not is_newest:
             older[1].append(key)
 
@@ -450,6 +470,16 @@ class RawValues(ValueCipher):
         """Use no key."""
         del pairs, forget, oldest
 
+    def seal(self, key: bytes, value: bytes) -> bytes:
+        """The value as it is."""
+        del key
+        return value
+
+    def open(self, key: bytes, stored: bytes, generation: int | None = None) -> bytes:
+        """The value as it is."""
+        del key, generation
+        return stored
+
 
 class _Writer:
     """Seals the values of one universe with a derived key, and counts them."""
@@ -479,7 +509,7 @@ class _Writer:
     def _new_state(self) -> "tuple[bytes, Callable[[bytes, bytes, bytes], bytes], Callable[[], int]]":
         salt = os.urandom(SALT_BYTES)
         sealing = _derive(self._data_key, salt, b"value\0" + self._universe)
-        return _MARK + self.key_id + salt, sealing.encrypt, itertools.count().__next__
+        return _SEALED + self.key_id + salt, sealing.encrypt, itertools.count().__next__
 
 
 def _derive(data_key: bytes, salt: bytes, purpose: bytes) -> "AESGCM":
@@ -504,7 +534,7 @@ def _manifest_mac(plane_key: bytes, generation: int, digests: Mapping[str, bytes
     return hmac.digest(_derived(plane_key, b"", b"manifest\0"), content, "sha256")
 
 
-def _subject(universe: bytes) -> str:
+def _subject(universe: bytes | None) -> str:
     return f"the universe {universe.decode(errors='replace')!r}" if universe else "the plane"
 
 

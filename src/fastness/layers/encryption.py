@@ -8,17 +8,18 @@ Every change writes the generation, and has the whole key space to itself: a tra
 committed before, or sees the new generation and uses the new keys.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 import msgspec
 
 from fastness.errors import InvalidArgument
-from fastness.kv import Pair, Subspace, Transaction, pack, prefix_range
+from fastness.kv import Pair, Subspace, Transaction, prefix_range
 from fastness.kv.value_cipher import (
     GENERATION,
     KEYRINGS,
     MANIFEST,
+    OWN_RANGES,
     PLANE,
     RECORDS,
     RECORDS_MAX,
@@ -83,9 +84,9 @@ def change(tx: Transaction, keyrings: Mapping[str, Keyring], *, plane_key: bytes
     return True
 
 
-def range_of(universe: str) -> tuple[bytes, bytes]:
-    """The bounds of the keys whose values the keys of a universe seal."""
-    return prefix_range(pack(("once",))) if universe == PLANE else Subspace("u", universe).range()
+def ranges_of(universe: str) -> Sequence[tuple[bytes, bytes]]:
+    """The bounds of the keys whose values the keys of a universe seal, in order."""
+    return OWN_RANGES if universe == PLANE else (Subspace("u", universe).range(),)
 
 
 def rewrite_values(tx: Transaction, keys: list[bytes]) -> None:

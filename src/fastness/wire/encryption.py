@@ -10,7 +10,7 @@ from fastness.wire.requests import Operation, Request
 class UniverseEncryption(msgspec.Struct, frozen=True):
     """The encryption of a universe."""
 
-    universe: str  # Empty: the answers of repeated calls, which belong to no universe.
+    universe: str  # Empty: what belongs to no universe, such as the answers of repeated calls.
     keys: int
     created_ms: int  # Of the newest key, which encrypts new values.
     all_encrypted: bool  # Whether values from before are rewritten, so that plain ones are refused.

@@ -30,7 +30,7 @@ from fastness.backends.postgres.sessions import Session, pairs_of, value_of
 from fastness.backends.postgres.statements import Statement
 from fastness.errors import Busy
 from fastness.kv import Pair, Transaction, fence_floor
-from fastness.kv.value_cipher import GENERATION, RECORDS, RECORDS_MAX, decode_generation
+from fastness.kv.value_cipher import GENERATION, MARK, RECORDS, RECORDS_MAX, decode_generation, open_all
 
 Needs = dict[bytes, bool]  # Part to whether its lock is exclusive.
 IsAwaited = Callable[[bytes], bool]  # Whether other work of this process waits for a part.
@@ -201,11 +201,12 @@ class LockedView:
 
     def _opened(self, key: bytes, stored: bytes | None) -> bytes | None:
         cipher = self._cipher
-        return cipher.open(key, stored, self._generation) if cipher.is_on and stored is not None else stored
+        if stored is None or not (cipher.is_on or stored.startswith(MARK)):
+            return stored
+        return cipher.open(key, stored, self._generation)
 
     def _pairs(self, answer: "pq.abc.PGresult") -> list[Pair]:
-        pairs, cipher, generation = pairs_of(answer), self._cipher, self._generation
-        return [(key, cipher.open(key, stored, generation)) for key, stored in pairs] if cipher.is_on else pairs
+        return open_all(self._cipher, pairs_of(answer), self._generation)
 
     def _forget(self) -> None:
         """Forget what was read."""

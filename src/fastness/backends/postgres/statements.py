@@ -8,7 +8,7 @@ from fastness import limits
 from fastness.backends.postgres.failover import IS_DURABLE
 from fastness.backends.postgres.notifications import CHANNEL
 from fastness.kv import Transaction, fence_floor
-from fastness.kv.value_cipher import GENERATION, ValueCipher
+from fastness.kv.value_cipher import GENERATION, MARK, ValueCipher
 
 Statement = tuple[bytes, list[bytes]]  # The name of a prepared statement, and its parameters in binary form.
 
@@ -103,7 +103,7 @@ def writes_of(tx: Transaction, cipher: ValueCipher) -> Iterator[Statement]:
     if deleted:
         yield b"delete", [array(deleted)]
     puts = {key: value for key, value in tx.writes.items() if value is not None}
-    if puts and cipher.is_on:
+    if cipher.is_on or any(value.startswith(MARK) for value in puts.values()):
         puts = {key: cipher.seal(key, value) for key, value in puts.items()}
     if puts:
         yield b"put", [array(puts), array(puts.values())]

@@ -50,7 +50,7 @@ from fastness.kv import Result, Transaction, Work, fence_floor
 from fastness.kv.closing_at_exit import close_at_exit
 from fastness.kv.execution import run
 from fastness.kv.serial_database import SerialDatabase
-from fastness.kv.value_cipher import GENERATION, RECORDS, RECORDS_MAX, ValueCipher, default_cipher
+from fastness.kv.value_cipher import GENERATION, MARK, RECORDS, RECORDS_MAX, ValueCipher, default_cipher
 from fastness.panics import panics_as_errors
 from fastness.tiers import Tier
 
@@ -285,7 +285,7 @@ class RocksDatabase(SerialDatabase):
             if value is None:
                 batch.delete(key)
             else:
-                batch.put(key, cipher.seal(key, value) if cipher.is_on else value)
+                batch.put(key, cipher.seal(key, value) if cipher.is_on or value.startswith(MARK) else value)
         try:
             self._rocks.write(batch)
             self._current.apply(tx)

@@ -16,7 +16,7 @@ from rocksdict import DbClosedError, Rdict, RdictIter, ReadOptions
 from fastness.backends.rocksdb.failures import translate_error
 from fastness.errors import Closed, DatabaseFailed, FastnessError
 from fastness.kv import Pair, Transaction
-from fastness.kv.value_cipher import ValueCipher
+from fastness.kv.value_cipher import MARK, ValueCipher, open_all
 from fastness.limits import PAIR_CACHE_BYTES, PAIR_CACHE_VALUE_BYTES_MAX, WRITE_COST_BYTES
 
 
@@ -38,7 +38,9 @@ class CurrentPairs:
             stored = self._get(key)
         except Exception as error:
             raise _read_error(error, self._path) from error
-        return cipher.open(key, stored, generation) if cipher.is_on and stored is not None else stored
+        if stored is None or not (cipher.is_on or stored.startswith(MARK)):
+            return stored
+        return cipher.open(key, stored, generation)
 
     def scan(self, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[Pair]:
         # The bound keeps the iterator from scanning deleted keys beyond the range.
@@ -49,7 +51,7 @@ class CurrentPairs:
             stored = _scan(self._iterate(options), begin, end, limit, reverse)
         except Exception as error:
             raise _read_error(error, self._path) from error
-        return _opened(stored, self._cipher, generation)
+        return open_all(self._cipher, stored, generation)
 
 
 class FailedPairs:
@@ -206,11 +208,7 @@ class PinnedPairs:
             stored = _scan(self._iterator, begin, end, limit, reverse)
         except Exception as error:
             raise _read_error(error, self._path) from error
-        return _opened(stored, self._cipher, self._generation)
-
-
-def _opened(stored: list[Pair], cipher: ValueCipher, generation: int) -> list[Pair]:
-    return [(key, cipher.open(key, value, generation)) for key, value in stored] if cipher.is_on else stored
+        return open_all(self._cipher, stored, self._generation)
 
 
 def _scan(iterator: RdictIter, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[Pair]:

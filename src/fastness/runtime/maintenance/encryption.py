@@ -96,7 +96,8 @@ class Encryption:
     def rewrite(self, universe: str, limit: int) -> Rewritten:
         """Look at about `limit` values of a universe, and encrypt those with the newest key that have none or another.
 
-        It goes on where the last call ended, of any process. After the last value come the objects.
+        It goes on where the last call ended, of any process. After the last value come the objects, and in the first
+        rewrite of a plane the values of no universe, which may have been stored before any universe was encrypted.
 
         Raises:
             NotFound: the universe is not encrypted.
@@ -106,21 +107,25 @@ class Encryption:
         newest = cipher.newest_key(universe)
         if newest is None:
             raise _not_encrypted(universe)
-        begin, end = encryption.range_of(universe)
+        ranges = encryption.ranges_of(universe)
         found = self._database.read(encryption.progress_of, universe)
         if found is None or found.key != newest[0]:
-            found = Progress(newest[0], "values", begin)
+            found = Progress(newest[0], "values", ranges[0][0])
         values = objects = 0
         if found.phase == "done":
             found = self._objects_again(universe, found)
         if found.phase == "values":
-            found, values = self._rewrite_values(cipher, found, end, limit)
+            found, values = self._rewrite_values(cipher, universe, found, limit)
         elif found.phase == "objects":
             found, objects = self._rewrite_objects(universe, found)
-        if found.phase == "done":
+        is_complete = found.phase == "done"
+        if is_complete and universe != PLANE and not _decoded(self._database.read(encryption.load))[PLANE].sealed_only:
+            values += self.rewrite(PLANE, limit).values
+            is_complete = False
+        if is_complete:
             self._finish(cipher, universe, newest[0])
         self._database.transact(encryption.keep_progress, universe, found)
-        return Rewritten(values, objects, found.phase == "done")
+        return Rewritten(values, objects, is_complete)
 
     def _objects_again(self, universe: str, found: Progress) -> Progress:
         """Look at the objects once more: one may have been uploaded while another process did not know the key yet."""
@@ -128,19 +133,24 @@ class Encryption:
             return Progress(found.key, "objects", b"")
         return found
 
-    def _rewrite_values(self, cipher: ValueCipher, at: Progress, end: bytes, limit: int) -> tuple[Progress, int]:
+    def _rewrite_values(self, cipher: ValueCipher, universe: str, at: Progress, limit: int) -> tuple[Progress, int]:
         position, count = at.position, 0
+        left = [bounds for bounds in encryption.ranges_of(universe) if position < bounds[1]]
         for _ in range(0, limit, ENCRYPTION_REWRITE_PAGE):
+            position, end = max(position, left[0][0]), left[0][1]
             with cipher.older_values() as older:
                 page: list[Pair] = self._database.read(_page, position, end, min(limit, ENCRYPTION_REWRITE_PAGE))
             sizes = {key: len(value) for key, value in page}
             for keys in _batches([key for key in dict.fromkeys(older) if key in sizes], sizes):
                 self._database.transact(encryption.rewrite_values, keys)
                 count += len(keys)
-            if len(page) < min(limit, ENCRYPTION_REWRITE_PAGE):
-                has_objects = isinstance(self._objects, EncryptedObjects) and end.startswith(b"\x02u\x00")
+            if len(page) == min(limit, ENCRYPTION_REWRITE_PAGE):
+                position = page[-1][0] + b"\x00"
+                continue
+            position = left.pop(0)[1]
+            if not left:
+                has_objects = isinstance(self._objects, EncryptedObjects) and universe != PLANE
                 return Progress(at.key, "objects" if has_objects else "done", b""), count
-            position = page[-1][0] + b"\x00"
         return Progress(at.key, "values", position), count
 
     def _rewrite_objects(self, universe: str, at: Progress) -> tuple[Progress, int]:
@@ -157,7 +167,8 @@ class Encryption:
             return {} if done == keyring else {universe: done}
 
         self._change(cipher, finished)
-        self._database.erase_replaced(*encryption.range_of(universe))
+        for begin, end in encryption.ranges_of(universe):
+            self._database.erase_replaced(begin, end)
 
     def _cipher(self) -> ValueCipher:
         cipher = cipher_of(self._database)
