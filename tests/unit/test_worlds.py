@@ -100,6 +100,14 @@ def test_a_damaged_key_does_not_repeat_a_name_without_end(database: Database) ->
     assert found == [["main", "other"], ["other"], []]
 
 
+def test_keys_of_a_caller_among_those_of_universes_are_no_names(database: Database) -> None:
+    database.transact(worlds.create, World("main", "ada"))
+    for element in (b"bytes", 7, None, True):
+        database.transact(lambda tx, element=element: tx.put(Subspace("u").key(element, "w", "x"), b""))
+    assert database.read(worlds.universes, after="", limit=1) == ["main"]
+    assert database.read(worlds.universes, after="main", limit=1) == []
+
+
 def test_universes_have_separate_worlds(database: Database) -> None:
     other = World("other", "ada")
     for world in (ADA, other):

@@ -272,9 +272,10 @@ def _has_data(tx: Transaction, universe: str) -> bool:
 def first_elements(tx: Transaction, parent: Subspace, after: str, limit: int, *, prefix: str = "") -> list[str]:
     """The distinct first elements of the keys in a subspace, of those that start with `prefix`.
 
-    Each element has many keys. One scan skips all of them, so a page costs one scan per name.
+    Each element has many keys. One scan skips all of them, so a page costs one scan per name. Elements that are not
+    texts are keys of a caller's own.
     """
-    begin, end = parent.range()
+    begin, end = prefix_range(parent.prefix + b"\x02")
     if prefix:
         begin, end = prefix_range(parent.key(prefix)[:-1])  # Without the byte that ends a text.
     if after:
