@@ -17,6 +17,7 @@ refuses the event of a stale session, and the states of user and app under their
 import asyncio
 import json
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Final, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -25,7 +26,7 @@ import msgspec
 from fastness import AsyncPlane, DeleteRow, DeleteRows, Plane, PutRow, Row
 from fastness.errors import InvalidArgument
 from fastness.extras import how_to_install
-from fastness.plane_access import Change, Key
+from fastness.plane_access import Change, Key, decoded, json_object
 from fastness.session_rows import SessionRows, write
 
 try:
@@ -54,6 +55,11 @@ class _Head(msgspec.Struct, frozen=True):
     updated: float
     events: int = 0
     last_event_id: str | None = None
+
+
+_decode_head: Final = partial(decoded, "A stored session", msgspec.json.Decoder(_Head).decode)
+_decode_event: Final = partial(decoded, "A stored event", Event.model_validate_json)
+_decode_state: Final = partial(decoded, "A stored state", json_object)
 
 
 class _Revision(NamedTuple):
@@ -129,7 +135,7 @@ class FastnessSessionService(BaseSessionService):
             return None
         [app_row] = await self._rows.get_many(_partition(app_name), [_APP])
         state = _Delta(await self._state(state_row), await self._state(user_row), await self._state(app_row))
-        head = msgspec.json.decode(row.value, type=_Head)
+        head = _decode_head(row.value)
         session = _session(head, row.version, _joined(state), app_name=app_name, user_id=user_id, id=id)
         session.events = await self._events(partition, id, head.events, config or GetSessionConfig())
         return session
@@ -189,7 +195,7 @@ class FastnessSessionService(BaseSessionService):
         row, state_row, user_row = await self._rows.get_many(partition, [("s", id), ("d", id), _USER])
         if row is None:
             raise SessionNotFoundError(f"Session {id} not found.")
-        head = msgspec.json.decode(row.value, type=_Head)
+        head = _decode_head(row.value)
         if await self._is_last(partition, id, head, event):
             if _is_current(session, head, row.version):
                 return event
@@ -227,7 +233,7 @@ class FastnessSessionService(BaseSessionService):
         if head.last_event_id != event.id:
             return False
         [row] = await self._rows.get_many(partition, [("e", id, head.events)])
-        return row is not None and Event.model_validate_json(await self._rows.load(row)) == event
+        return row is not None and _decode_event(await self._rows.load(row)) == event
 
     async def _events(self, partition: str, id: str, count: int, config: GetSessionConfig) -> list[Event]:
         """The latest of the first `count` events. Later ones were stored after the session was read."""
@@ -237,7 +243,7 @@ class FastnessSessionService(BaseSessionService):
         )
         async with aclosing(scan) as rows:
             async for row in rows:
-                event = Event.model_validate_json(await self._rows.load(row))
+                event = _decode_event(await self._rows.load(row))
                 if config.after_timestamp is not None and event.timestamp < config.after_timestamp:
                     break
                 events.append(event)
@@ -250,13 +256,13 @@ class FastnessSessionService(BaseSessionService):
         states = {row.key[1]: await self._state(row) async for row in self._rows.scan(partition, ("d",))}
         sessions: list[Session] = []
         async for row in self._rows.scan(partition, ("s",)):
-            id, head = str(row.key[1]), msgspec.json.decode(row.value, type=_Head)
+            id, head = str(row.key[1]), _decode_head(row.value)
             state = _joined(_Delta(states.get(id, {}), user, app))
             sessions.append(_session(head, row.version, state, app_name=app_name, user_id=user_id, id=id))
         return sessions
 
     async def _state(self, row: Row | None) -> dict[str, Any]:
-        state: dict[str, Any] = {} if row is None else from_json(await self._rows.load(row))
+        state: dict[str, Any] = {} if row is None else _decode_state(await self._rows.load(row))
         return state
 
     async def _merge(self, partition: str, key: Key, row: Row | None, delta: dict[str, Any]) -> list[Change]:

@@ -30,7 +30,7 @@ from zlib import crc32
 
 import fastness
 from fastness import ChangedRow, ChangedRows, DeleteRow, DeleteRows, KnownRow, Plane, PutRow, Row
-from fastness.errors import Conflict, FastnessError, RetryAdvice, VersionConflict
+from fastness.errors import Conflict, FastnessError, RetryAdvice, UnreadableValue, VersionConflict
 from fastness.extras import how_to_install
 from fastness.limits import (
     CELERY_CHORD_DONE_SECONDS,
@@ -44,7 +44,7 @@ from fastness.limits import (
     SESSION_BACK_OFF_SECONDS_MAX,
     SESSION_INLINE_BYTES_MAX,
 )
-from fastness.plane_access import PlaneAccess, access_to
+from fastness.plane_access import PlaneAccess, access_to, decoded
 
 try:
     from celery import states
@@ -62,6 +62,7 @@ _INLINE: Final = b"="
 _BLOB: Final = b"#"
 _COUNT: Final = "count"
 _PART: Final = "part"
+_PICKLED: Final = "application/x-python-serialize"
 _EXPIRY_SLACK: Final = 0.01  # An expiry that differs by less than this share of its time is not written again.
 _OPTIONS: Final = ("universe", "token", "collection", "patience_seconds", "objects")
 
@@ -105,6 +106,10 @@ class FastnessBackend(KeyValueStoreBackend):  # type: ignore[misc]  # Celery has
         kwargs.setdefault("expires_type", float)
         super().__init__(app, url=url, **kwargs)
         self.thread_safe = True  # A plane is shared by threads.
+        if self.content_type == _PICKLED:
+            raise ImproperlyConfigured(
+                "result_serializer is 'pickle', which runs what a stored result names; use result_serializer='json'"
+            )
         given = dict(self.app.conf.get("result_backend_transport_options") or {})
         self._target = _target(url, given)
         failure_expires = self.app.conf.get("result_failure_expires")
@@ -395,6 +400,36 @@ class FastnessBackend(KeyValueStoreBackend):  # type: ignore[misc]  # Celery has
             return row.value.removeprefix(_INLINE)
         access = self._open().access
         return access.run(access.get_blob(row.value.removeprefix(_BLOB).decode()))
+
+    def decode(self, payload: Any) -> Any:
+        """The value of a stored result.
+
+        Raises:
+            UnreadableValue: it is not what a backend with this serializer stores.
+        """
+        return None if payload is None else decoded("A stored result", super().decode, payload)
+
+    def decode_result(self, payload: Any) -> Any:
+        """The state and the value or exception of a stored result.
+
+        Raises:
+            UnreadableValue: as `decode`, or its exception is none.
+        """
+        return decoded("A stored result", super().decode_result, payload)
+
+    def exception_to_python(self, exc: Any) -> Any:
+        """The exception of a failed task: of a class that this process has imported, or of one that is made for it.
+
+        Raises:
+            UnreadableValue: it is one that ends a process.
+        """
+        found = super().exception_to_python(exc)
+        if found is not None and found is not exc and not isinstance(found, Exception):
+            raise UnreadableValue(
+                f"A stored result names {type(found).__name__} as the exception of its task, which would end this "
+                "process: another program wrote it. Forget the result, and replace the token that could write it"
+            )
+        return found
 
     def _status(self, row: Row) -> str:
         return str(self.decode_result(self._value(row))["status"])

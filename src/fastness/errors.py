@@ -32,7 +32,7 @@ FastnessError
 ├── Closed                the handle was closed
 ├── Corrupt               stored data is damaged; damage is reported, never repaired silently
 │   ├── DamagedDatabase, HashMismatch, SizeMismatch, MissingObject
-│   └── MissingEntry, ChecksumMismatch, MalformedSegment, SealBroken, DecryptionFailed
+│   └── MissingEntry, ChecksumMismatch, MalformedSegment, SealBroken, DecryptionFailed, UnreadableValue
 └── Backend               the storage or network below Fastness failed
     ├── DirectoryInUse, PlaneInUse, MigrationUnfinished, EncryptionKeyMissing
     ├── PathUnusable, Unreachable, DiskFull, DatabaseFailed, SchemaMismatch, Unsupported
@@ -155,6 +155,7 @@ __all__ = [
     "TxnMismatch",
     "UnknownSqsAttribute",
     "Unreachable",
+    "UnreadableValue",
     "Unsupported",
     "UnsupportedTier",
     "Validation",
@@ -961,6 +962,12 @@ class DecryptionFailed(Corrupt):
 
     code = "decryption_failed"
     key: bytes | None = None  # Whose value it is, in the process that read it; None if it is not a value.
+
+
+class UnreadableValue(Corrupt):
+    """A stored value is not what its reader stores, or names code that may not run. Nothing of it was run."""
+
+    code = "unreadable_value"
 
 
 class Backend(FastnessError):

@@ -14,13 +14,16 @@ each other, and the items of one call stay together.
 
 import json
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from fastness import AsyncPlane, DeleteRow, DeleteRows, Plane, PutRow, Row
 from fastness.errors import InvalidArgument
 from fastness.extras import how_to_install
 from fastness.limits import SESSION_CLEARED_SECONDS, SESSION_COMMIT_ROWS_MAX
-from fastness.plane_access import Change
+from fastness.plane_access import Change, decoded
 from fastness.session_rows import SessionRows, write
 
 try:
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
 
 _ITEMS: Final = ("i",)
 _COUNT: Final = ("n",)
+_decode_items: Final = partial(decoded, "Stored items", msgspec.json.Decoder(list[dict[str, Any]]).decode)
+_decode_count: Final = partial(decoded, "The count of a session's items", int)
 
 
 class FastnessSession:
@@ -128,13 +133,13 @@ class FastnessSession:
     async def _count(self) -> tuple[int, int]:
         """The version of the count, 0 if there is none, and the number of the next row."""
         [row] = await self._rows.get_many(self.session_id, [_COUNT])
-        return (0, 0) if row is None else (row.version, int(row.value))
+        return (0, 0) if row is None else (row.version, _decode_count(row.value))
 
     def _counted(self, number: int, version: int, *, ttl_seconds: float | None = None) -> PutRow:
         return PutRow(self.session_id, _COUNT, str(number).encode(), if_version=version, ttl_seconds=ttl_seconds)
 
     async def _load(self, row: Row) -> "list[TResponseInputItem]":
-        items: list[TResponseInputItem] = json.loads(await self._rows.load(row))
+        items: list[TResponseInputItem] = _decode_items(await self._rows.load(row))
         return items
 
 

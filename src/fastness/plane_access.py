@@ -7,13 +7,14 @@ A value that is too large for a row is a blob. Its hash is in the row, as text, 
 """
 
 import asyncio
+import json
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, TypeAlias, TypeVar
 
 from fastness import AsyncPlane, PartitionPage, Plane, Row, RowChange, RowKey, RowPage, Tier
-from fastness.errors import Busy, InvalidArgument, Unsupported
+from fastness.errors import Busy, FastnessError, InvalidArgument, UnreadableValue, Unsupported
 from fastness.limits import ADAPTER_PAGE_ROWS
 from fastness.threads import run_in_thread
 
@@ -130,6 +131,31 @@ class PlaneAccess(ABC):
             while (page := await self.run_async(_next(pages))) is not None:
                 for item in page:
                     yield item
+
+
+def decoded(what: str, decode: Callable[[bytes], Result], data: bytes) -> Result:
+    """`decode(data)`, for data that another program may have written.
+
+    Raises:
+        UnreadableValue: it is not what `decode` reads.
+    """
+    try:
+        return decode(data)
+    except FastnessError:
+        raise
+    except Exception as error:  # Decoders of different libraries.
+        raise UnreadableValue(
+            f"{what} cannot be read ({type(error).__name__}: {error}): another program wrote it, or it is damaged. "
+            "Nothing of it was run; delete it, or restore a backup"
+        ) from error
+
+
+def json_object(data: bytes) -> dict[str, Any]:
+    """The JSON object in `data`; for `decoded`."""
+    found = json.loads(data)
+    if not isinstance(found, dict):
+        raise ValueError(f"it is JSON of a {type(found).__name__}, and not an object")
+    return found
 
 
 def access_to(plane: Plane | AsyncPlane, collection: str) -> PlaneAccess:

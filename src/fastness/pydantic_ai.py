@@ -52,6 +52,7 @@ except ImportError as error:
     raise ImportError(f"Pydantic AI is not installed; {how_to_install('pydantic-ai')}") from error
 
 import cbor2
+import msgspec
 
 import fastness
 from fastness import HostApp, Retry, StepContext, Workflow, WorkflowRun
@@ -70,6 +71,7 @@ from fastness.limits import (
     AGENT_OUTPUT_BYTES_MAX,
     AGENT_RECORD_BYTES_MAX,
 )
+from fastness.plane_access import decoded
 
 __all__ = ["JOURNAL_PREFIX", "FastnessDurability", "agent_workflow", "run_agent"]
 
@@ -343,7 +345,8 @@ class _Journal:
             raise self._changed(recorded, f"the agent does {name} there")
         self._recorded[self._position] = (kind, recorded, "")  # It is not needed again.
         self._position += 1
-        return json.loads(await self._plane.blobs.get(value) if kind == _BLOB else value)
+        data = await self._plane.blobs.get(value) if kind == _BLOB else value.encode()
+        return decoded("The result of a recorded operation", json.loads, data)
 
     async def _append(self, name: str, result: str) -> None:
         entry = [_DONE, name, result]
@@ -352,10 +355,10 @@ class _Journal:
         await self._world.append([entry], expected_head=self._head)
         self._head += 1
 
-    async def _read(self) -> list[list[Any]]:
-        found: list[list[Any]] = []
+    async def _read(self) -> list[tuple[Any, ...]]:
+        found: list[tuple[Any, ...]] = []
         while page := await self._world.read(len(found), limit=_PAGE):
-            found += [cbor2.loads(record.value) for record in page]
+            found += [decoded("A recorded operation", _entry, record.value) for record in page]
         return found
 
     def _changed(self, recorded: str, what: str) -> WorkflowChanged:
@@ -365,6 +368,12 @@ class _Journal:
             "the agent as it was (give a changed one another name, for new runs), then resume the run: "
             f"fastness world resume-program run:{run}"
         )
+
+
+def _entry(data: bytes) -> tuple[Any, ...]:
+    found = cbor2.loads(data)
+    is_opening = isinstance(found, list) and found[:1] == [_OPEN]
+    return msgspec.convert(found, tuple[str, int, int, int] if is_opening else tuple[str, str, str])
 
 
 _current: ContextVar[_Journal | None] = ContextVar("fastness_agent_journal", default=None)

@@ -648,6 +648,13 @@ REMEDIES: Final[dict[str, Remedy]] = {
         "damaged: restore a backup.",
         (_ENCRYPT, _BACKUP),
     ),
+    "unreadable_value": Remedy(
+        "A stored value is not one that its reader stores: another program wrote it, it names code that may not run, "
+        "or it is damaged. Nothing of it was run.",
+        "Follow the message. If another program wrote the value, delete it, and replace the token that could write "
+        "it. Types of your own in checkpoints of LangGraph are allowed with `FastnessSaver(…, allowed_types=[…])`.",
+        (_SECURE,),
+    ),
     # Backend.
     "backend": Remedy(
         "The storage or the network below Fastness failed; the message has its error.",

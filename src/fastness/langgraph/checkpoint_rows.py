@@ -19,9 +19,12 @@ rows, so hashes are never inside of what a serializer returns, which may be encr
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
+
+from fastness.plane_access import decoded
 
 RUNS: Final = 0
 VERSIONS: Final = 1
@@ -67,9 +70,9 @@ class StoredWrites(msgspec.Struct, frozen=True, array_like=True):
 
 
 encode: Final = msgspec.msgpack.Encoder().encode
-decode_checkpoint: Final = msgspec.msgpack.Decoder(StoredCheckpoint).decode
-decode_writes: Final = msgspec.msgpack.Decoder(StoredWrites).decode
-decode_write_list: Final = msgspec.msgpack.Decoder(list[StoredWrite]).decode
+decode_checkpoint: Final = partial(decoded, "A stored checkpoint", msgspec.msgpack.Decoder(StoredCheckpoint).decode)
+decode_writes: Final = partial(decoded, "A stored write", msgspec.msgpack.Decoder(StoredWrites).decode)
+decode_write_list: Final = partial(decoded, "A list of writes", msgspec.msgpack.Decoder(list[StoredWrite]).decode)
 
 
 def thread_partition(thread: str) -> str:

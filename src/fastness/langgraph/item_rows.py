@@ -10,11 +10,13 @@ import json
 import struct
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from fastness.errors import InvalidValue
+from fastness.plane_access import decoded, json_object
 
 Namespace: TypeAlias = tuple[str, ...]
 SEPARATOR: Final = "\0"
@@ -33,7 +35,7 @@ class StoredItem(msgspec.Struct, frozen=True, array_like=True):
 
 
 encode_item: Final = msgspec.msgpack.Encoder().encode
-decode_item: Final = msgspec.msgpack.Decoder(StoredItem).decode
+decode_item: Final = partial(decoded, "A stored item", msgspec.msgpack.Decoder(StoredItem).decode)
 _decode_list: Final = msgspec.msgpack.Decoder(list[bytes]).decode
 
 
@@ -43,6 +45,10 @@ def encode_vectors(vectors: Sequence[Sequence[float]]) -> bytes:
 
 
 def decode_vectors(packed: bytes) -> list[tuple[float, ...]]:
+    return decoded("The vectors of an item", _unpack_vectors, packed)
+
+
+def _unpack_vectors(packed: bytes) -> list[tuple[float, ...]]:
     return [struct.unpack(f"<{len(vector) // 4}f", vector) for vector in _decode_list(packed)]
 
 
@@ -66,9 +72,7 @@ def encode_value(value: Mapping[str, Any]) -> bytes:
         raise InvalidValue(f"The value of an item must be JSON: {error}") from error
 
 
-def decode_value(data: bytes) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(data)
-    return found
+decode_value: Final = partial(decoded, "The value of an item", json_object)
 
 
 def time_of(ms: int) -> datetime:

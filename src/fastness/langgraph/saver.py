@@ -1,7 +1,7 @@
 """The checkpointer of LangGraph over a plane."""
 
 import random
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -18,6 +18,7 @@ from fastness import AsyncPlane, Plane
 from fastness.errors import InvalidArgument
 from fastness.langgraph.checkpoints import Checkpoints
 from fastness.langgraph.retention import Retention
+from fastness.langgraph.serializer import AllowedType, strict
 from fastness.plane_access import access_to
 
 
@@ -31,7 +32,9 @@ class FastnessSaver(BaseCheckpointSaver[int]):
         plane: where checkpoints are stored; it stays open.
         collection: the collection of the plane that has them.
         keep: what is deleted by itself; by default nothing is.
-        serde: serializes values, such as an `EncryptedSerializer`; LangGraph's default serializer otherwise.
+        serde: serializes values, such as an `EncryptedSerializer`. LangGraph's own serializer is always a strict one.
+        allowed_types: types of your own that checkpoints may have: classes, or pairs of the names of a module and a
+            class. What a checkpoint names besides them and LangGraph's safe types is refused, and never run.
     """
 
     def __init__(
@@ -41,8 +44,9 @@ class FastnessSaver(BaseCheckpointSaver[int]):
         collection: str = "langgraph",
         keep: Retention | None = None,
         serde: SerializerProtocol | None = None,
+        allowed_types: Iterable[AllowedType] = (),
     ) -> None:
-        super().__init__(serde=serde)
+        super().__init__(serde=strict(serde, allowed_types))
         self._access = access_to(plane, collection)
         self._checkpoints = Checkpoints(self._access, keep or Retention())
 

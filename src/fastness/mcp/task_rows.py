@@ -14,6 +14,7 @@ Each row has one writer, so no row has to be read before it is written. Rows exp
 import re
 import time
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -27,6 +28,7 @@ from fastness.limits import (
     MCP_STATUS_CHARACTERS_MAX,
     MCP_TASK_ROWS_SECONDS,
 )
+from fastness.plane_access import decoded
 
 COLLECTION: Final = "mcp-tasks"
 PROGRESS: Final = ("progress",)
@@ -67,6 +69,11 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.action == "accept"
 
 
+_decode_progress: Final = partial(decoded, "The progress of a task", msgspec.json.Decoder(Progress).decode)
+_decode_question: Final = partial(decoded, "A question of a task", msgspec.json.Decoder(Question).decode)
+_decode_answer: Final = partial(decoded, "An answer to a task", msgspec.json.Decoder(Answer).decode)
+
+
 class TaskRows(NamedTuple):
     """The rows of a task."""
 
@@ -89,13 +96,13 @@ def read_rows(rows: Iterable[Row]) -> TaskRows:
     is_cancelled = False
     for row in rows:
         if row.key == PROGRESS:
-            progress = msgspec.json.decode(row.value, type=Progress)
+            progress = _decode_progress(row.value)
         elif row.key == CANCELLED:
             is_cancelled = True
         elif row.key[0] == "question":
-            questions[str(row.key[1])] = msgspec.json.decode(row.value, type=Question)
+            questions[str(row.key[1])] = _decode_question(row.value)
         elif row.key[0] == "answer":
-            answers[str(row.key[1])] = msgspec.json.decode(row.value, type=Answer)
+            answers[str(row.key[1])] = _decode_answer(row.value)
     return TaskRows(progress, questions, answers, is_cancelled)
 
 

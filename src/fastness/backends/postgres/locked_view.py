@@ -201,7 +201,7 @@ class LockedView:
 
     def _opened(self, key: bytes, stored: bytes | None) -> bytes | None:
         cipher = self._cipher
-        if stored is None or not (cipher.is_on or stored.startswith(MARK)):
+        if stored is None or (stored[:1] != MARK and not cipher.is_on):
             return stored
         return cipher.open(key, stored, self._generation)
 

@@ -38,7 +38,7 @@ class CurrentPairs:
             stored = self._get(key)
         except Exception as error:
             raise _read_error(error, self._path) from error
-        if stored is None or not (cipher.is_on or stored.startswith(MARK)):
+        if stored is None or (stored[:1] != MARK and not cipher.is_on):
             return stored
         return cipher.open(key, stored, generation)
 
