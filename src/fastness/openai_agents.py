@@ -13,6 +13,7 @@ each other, and the items of one call stay together.
 """
 
 import json
+from collections.abc import Callable
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -37,7 +38,9 @@ if TYPE_CHECKING:
 
 _ITEMS: Final = ("i",)
 _COUNT: Final = ("n",)
-_decode_items: Final = partial(decoded, "Stored items", msgspec.json.Decoder(list[dict[str, Any]]).decode)
+_decode_items: Final[Callable[[bytes], Any]] = partial(
+    decoded, "Stored items", msgspec.json.Decoder(list[dict[str, Any]]).decode
+)
 _decode_count: Final = partial(decoded, "The count of a session's items", int)
 
 

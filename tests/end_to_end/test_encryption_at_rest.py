@@ -309,7 +309,7 @@ def test_a_plain_value_can_be_the_bytes_of_a_sealed_one(directory: Site) -> None
     with directory.open() as plane:
         plane.pairs.put(key, sealed)
         assert plane.pairs.get(key) == sealed
-    directory.change(dict(records))  # type: ignore[arg-type]
+    directory.change(dict(records))
     with directory.open() as plane:
         assert plane.pairs.get(key) == sealed
 
@@ -324,7 +324,7 @@ def test_a_sealed_value_is_refused_with_advice_if_the_records_of_all_keys_are_go
     site.change(dict.fromkeys(dict(records), None))
     with pytest.raises(errors.DecryptionFailed, match="Restore the records from a backup, and write `require NAME`"):
         _read_everything(site)
-    site.change(dict(records))  # type: ignore[arg-type]
+    site.change(dict(records))
     assert _read_everything(site) == [{"text": SECRET}, SECRET.encode(), b"payload"]
 
 

@@ -28,7 +28,7 @@ from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.serde.base import CipherProtocol, SerializerProtocol
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
-from langgraph.graph import END, START, StateGraph
+from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Send
 from pydantic_ai import Agent
 from pydantic_ai.models.test import TestModel
@@ -177,7 +177,7 @@ def test_a_checkpoint_of_langgraph_runs_nothing(
     plane: Plane, hostile: Hostile, serde: SerializerProtocol | None
 ) -> None:
     saver = FastnessSaver(plane, serde=serde)
-    graph = StateGraph(dict).add_node("a", lambda state: state).add_edge(START, "a").add_edge("a", END)
+    graph = StateGraph(MessagesState).add_node("a", lambda state: state).add_edge(START, "a").add_edge("a", END)
     compiled = graph.compile(checkpointer=saver)
     for name, value in named_code(hostile).items():
         for place in ("checkpoint", "metadata", "channel", "write"):
@@ -243,7 +243,7 @@ def test_a_serializer_that_cannot_be_restricted_is_refused(plane: Plane) -> None
 
     for options in ({"serde": Own()}, {"serde": EncryptedSerializer(Reversing(), Own())}, {"allowed_types": ["Order"]}):
         with pytest.raises(InvalidArgument, match="allowed_types"):
-            FastnessSaver(plane, **options)  # type: ignore[arg-type]
+            FastnessSaver(plane, **options)
 
 
 def test_rows_of_other_programs_are_refused(plane: Plane, hostile: Hostile) -> None:

@@ -130,7 +130,7 @@ def strict(serde: SerializerProtocol | None, allowed_types: Iterable[AllowedType
     return serde
 
 
-def _names_of(allowed: AllowedType) -> tuple[str, str]:
+def _names_of(allowed: object) -> _Names:
     if isinstance(allowed, type):
         return allowed.__module__, allowed.__name__
     if isinstance(allowed, tuple) and len(allowed) == 2 and all(isinstance(name, str) for name in allowed):
