@@ -7,7 +7,7 @@ import pytest
 from fastness.client.undo import undo_of
 from fastness.errors import Unreachable
 from fastness.runtime.cancellation import finish_or_undo_async
-from fastness.wire.hosting import ClaimedWorld, ClaimedWorlds, ClaimWorlds, ReleaseWorlds
+from fastness.wire.hosting import ClaimedWorld, ClaimedWorlds, ClaimWorlds, GivenBack, ReleaseWorlds
 
 
 @pytest.mark.parametrize("error", [None, Unreachable("away"), ZeroDivisionError("damaged")], ids=repr)
@@ -43,5 +43,6 @@ def test_a_cancelled_claim_gives_back_the_new_worlds_and_keeps_those_that_the_ho
         ClaimedWorld(name, "billing", 1, fence, 0, 0, None, is_new=is_new)
         for name, fence, is_new in (("new", 4, True), ("held", 9, False))
     )
-    assert undo(ClaimedWorlds([new, held])) == ReleaseWorlds([("new", 4)], "h1", has_work=True, universe="beta")
+    given_back = GivenBack("new", 4, new.head, has_work=True)
+    assert undo(ClaimedWorlds([new, held])) == ReleaseWorlds([given_back], "h1", universe="beta")
     assert undo(ClaimedWorlds([held])) is None
