@@ -482,8 +482,8 @@ REMEDIES: Final[dict[str, Remedy]] = {
     ),
     "workflow_changed": Remedy(
         "The code of the workflow was changed, and it no longer does what the history of the run says.",
-        "Deploy the former code, or make the change with `run.patched`, so that running instances keep their steps. Then "
-        "resume what is stopped: `fastness workflow list --state stopped`, `fastness world resume-program run:ID`.",
+        "Deploy the former code, or put the change behind `run.patched`, so that running instances keep their steps. "
+        "Resume what is stopped: `fastness workflow list --state stopped`, `fastness world resume-program run:ID`.",
         ("how-to/versions-of-workflows.md",),
     ),
     "step_failed": Remedy(
