@@ -98,10 +98,8 @@ REMEDIES: Final[dict[str, Remedy]] = {
         "Build keys with `Subspace.key(…)` from these types only.",
     ),
     "invalid_value": Remedy(
-        "A value has a type that is not stored, is not the JSON or CBOR that it should be, or nests deeper than 100 "
-        "levels. A value that is written to the key space itself must be `bytes`.",
-        "Change the value as the message says. Flatten a deep one, or store it as a blob. Encode what is written to "
-        "the key space, for example with `json.dumps(value).encode()`; queues, states and worlds take Python values.",
+        "A value that is written to the key space is not `bytes`.",
+        "Encode it first, for example with `json.dumps(value).encode()`. Queues, states and worlds take Python values.",
     ),
     "invalid_argument": Remedy(
         "An argument is outside of the range that the message names.",
@@ -116,13 +114,12 @@ REMEDIES: Final[dict[str, Remedy]] = {
         (_IDEMPOTENCY,),
     ),
     "key_too_large": Remedy(
-        "A key of the key space, with all its parts, is longer than 2,048 bytes, or a part of the key of a row is "
-        "longer than its own limit.",
+        "A key of the key space, with all its parts, is longer than 2,048 bytes.",
         "Shorten its parts: use a hash of a long name as the key, and store the name in the value.",
         (_LIMITS,),
     ),
     "value_too_large": Remedy(
-        "A value of the key space is longer than 1 MiB, or a state, an entity or a row than its own limit.",
+        "A value of the key space is longer than 1 MiB.",
         "Store it as a blob (`plane.blobs.put`), and the hash of the blob as the value.",
         (_LIMITS,),
     ),
@@ -136,8 +133,8 @@ REMEDIES: Final[dict[str, Remedy]] = {
         "Skip the call if there is nothing to do.",
     ),
     "batch_too_large": Remedy(
-        "A batch has too many items or bytes: most have up to 256 items, and an append up to 256 KiB.",
-        "Send several batches. Put large values into blobs, and their hashes into the items.",
+        "One append has more than 256 entries or more than 256 KiB.",
+        "Append in several batches. Put large values into blobs and their hashes into the entries.",
         (_LIMITS,),
     ),
     "payload_too_large": Remedy(
@@ -237,7 +234,7 @@ REMEDIES: Final[dict[str, Remedy]] = {
         (_MAIL,),
     ),
     "sender_mismatch": Remedy(
-        "The mail or the push names a sender other than the agent that is connected, or that the token belongs to.",
+        "The mail names a sender other than the agent that is connected, or that the token belongs to.",
         "Send as the connected agent, or connect as the other one.",
         (_MAIL,),
     ),
@@ -482,8 +479,8 @@ REMEDIES: Final[dict[str, Remedy]] = {
     ),
     "workflow_changed": Remedy(
         "The code of the workflow was changed, and it no longer does what the history of the run says.",
-        "Deploy the former code, or put the change behind `run.patched`, so that running instances keep their steps. "
-        "Resume what is stopped: `fastness workflow list --state stopped`, `fastness world resume-program run:ID`.",
+        "Deploy the former code, or make the change with `run.patched`, so that running instances keep their steps. "
+        "Then resume what `fastness workflow list --state stopped` shows: `fastness world resume-program run:ID`.",
         ("how-to/versions-of-workflows.md",),
     ),
     "step_failed": Remedy(
@@ -604,8 +601,7 @@ REMEDIES: Final[dict[str, Remedy]] = {
         (_BACKUP,),
     ),
     "hash_mismatch": Remedy(
-        "The bytes of a blob, or of a file of a backup or a session log, do not match the hash that was recorded: they "
-        "were changed or damaged.",
+        "The bytes of a blob do not match the hash that names it: its object was changed or damaged.",
         "Put the original body again, or restore it from a backup. `fastness doctor` lists all damaged blobs.",
         (_BACKUP,),
     ),
@@ -647,13 +643,6 @@ REMEDIES: Final[dict[str, Remedy]] = {
         "Give the key file that the data was written with, with all former keys. If the keys are right, the data is "
         "damaged: restore a backup.",
         (_ENCRYPT, _BACKUP),
-    ),
-    "unreadable_value": Remedy(
-        "A stored value is not one that its reader stores: another program wrote it, it names code that may not run, "
-        "or it is damaged. Nothing of it was run.",
-        "Follow the message. If another program wrote the value, delete it, and replace the token that could write "
-        "it. Types of your own in checkpoints of LangGraph are allowed with `FastnessSaver(…, allowed_types=[…])`.",
-        (_SECURE,),
     ),
     # Backend.
     "backend": Remedy(
@@ -702,10 +691,8 @@ REMEDIES: Final[dict[str, Remedy]] = {
         ("how-to/free-space.md", _PRODUCTION),
     ),
     "database_failed": Remedy(
-        "An earlier write failed, so the key space is closed for writes; or PostgreSQL refused a statement, for "
-        "example because its user lacks privileges. Acknowledged writes are intact.",
-        "The message says which. A server reopens its key space by itself; its log has the cause. An embedded program "
-        "calls `plane.reopen()`.",
+        "An earlier write failed, so the key space is closed for writes. Acknowledged writes are intact.",
+        "A server reopens it by itself; its log has the cause. An embedded program calls `plane.reopen()`.",
         (_PRODUCTION,),
     ),
     "schema_mismatch": Remedy(

@@ -107,7 +107,7 @@ def test_a_step_that_does_not_fit_its_own_records_stops_the_run_until_the_code_f
         run = test.plane.workflows.start(work, id="r")
         test.run_until_idle()
         test.advance(hours=1)
-        assert run.describe().state == "running"
+        assert run.describe().state == "stopped"
         hosting = test.plane.world("run:r").hosting()
         assert hosting.is_stopped
         assert "deploy the code that fits" in (hosting.error or "")
