@@ -388,7 +388,11 @@ async def with_a_timeout_without_an_end(run: WorkflowRun) -> None:
 
 
 async def with_wait_for(run: WorkflowRun) -> None:
-    await asyncio.wait_for(branch_of(run), 5)
+    sleeping = branch_of(run)
+    try:
+        await asyncio.wait_for(sleeping, 5)
+    finally:
+        sleeping.close()
 
 
 async def with_sleep(run: WorkflowRun) -> None:
@@ -412,7 +416,6 @@ async def branch_of(run: WorkflowRun) -> None:
     "code",
     [with_a_timeout, with_a_timeout_without_an_end, with_wait_for, with_sleep, with_a_task_group, with_the_loop],
 )
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")  # That is what asyncio leaves.
 async def test_code_that_uses_the_event_loop_is_refused_and_told_what_works(
     code: Callable[..., Coroutine[Any, Any, None]],
 ) -> None:
