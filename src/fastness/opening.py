@@ -51,7 +51,8 @@ def open(
         tiers: the tier of each entity field, as a policy or the path of a TOML file.
         verify_blobs: whether blobs are verified when they are read: always, sampled or never.
         compact_every_seconds: compact journals into `objects` in the background at this interval; off by default.
-        disk_reserve_bytes: refuse new data with DiskFull while less of the disk is free; 64 MiB by default, 0 is never.
+        disk_reserve_bytes: refuse new data with DiskFull while less of the disk is free; 0 is never. The default is a
+            tenth of the disk, 64 to 384 MiB, but at most a quarter.
         gc_every_seconds: how often blobs that nothing names are deleted in the background; None for never.
         gc_grace_seconds: how long a blob that nothing names is kept.
         activity_keep_seconds: how long session logs in `objects` are kept; for ever by default.

@@ -684,8 +684,7 @@ REMEDIES: Final[dict[str, Remedy]] = {
         ("how-to/high-availability.md",),
     ),
     "disk_full": Remedy(
-        "The disk has no space left, or only the reserve (`disk_reserve_bytes`, 64 MiB). Acknowledged writes are "
-        "intact.",
+        "The disk has no space left, or only the reserve (`disk_reserve_bytes`). Acknowledged writes are intact.",
         "`fastness space` shows what is stored. Consume or purge queues, delete archived worlds, or make the disk "
         "larger. Do not delete files in the data directory.",
         ("how-to/free-space.md", _PRODUCTION),

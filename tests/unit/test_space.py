@@ -12,12 +12,22 @@ import msgspec
 import pytest
 
 import fastness
-from fastness import Plane, Tier
+from fastness import Plane, Tier, limits
 from fastness.backends.memory import MemoryDatabase
 from fastness.backends.objects import ObjectStore, open_objects
 from fastness.backends.rocksdb import RocksDatabase
-from fastness.backends.rocksdb.compaction import DeletedPairs
-from fastness.errors import BlobNotFound, Busy, Closed, InvalidArgument, Unreachable, WorldNotActive, WorldNotFound
+from fastness.backends.rocksdb.compaction import Compactions
+from fastness.backends.rocksdb.disk_needs import disk_space
+from fastness.errors import (
+    BlobNotFound,
+    Busy,
+    Closed,
+    DiskFull,
+    InvalidArgument,
+    Unreachable,
+    WorldNotActive,
+    WorldNotFound,
+)
 from fastness.kv import Subspace, Transaction
 from fastness.layers import blobs, inboxes, journals, queues, snapshots, states, worlds
 from fastness.layers.blobs import Blob
@@ -707,6 +717,8 @@ def test_the_loop_frees_space_until_nothing_is_left_and_survives_errors(caplog: 
     ended = threading.Event()
 
     class Compacting:
+        is_tight = False
+
         def compact_deleted(self) -> bool:
             if not outcomes:
                 ended.set()
@@ -736,11 +748,11 @@ def test_a_database_is_not_closed_or_reopened_during_a_compaction(
     database = key_space(plane)
     arrived, go_on = threading.Event(), threading.Event()
 
-    def compact(_: Any) -> bool:
+    def compact(*_: Any, **__: Any) -> bool:
         arrived.set()
         return go_on.wait(30)
 
-    monkeypatch.setattr(DeletedPairs, "compact", compact)
+    monkeypatch.setattr(Compactions, "compact", compact)
     compacting = threading.Thread(target=database.compact_deleted)
     compacting.start()
     assert arrived.wait(30)
@@ -755,3 +767,86 @@ def test_a_database_is_not_closed_or_reopened_during_a_compaction(
     compacting.join(30)
     assert database._rocks is not rocks
     plane.queue("jobs").put(b"stored")
+
+
+# A disk with too little space.
+
+RESERVE_BYTES = 1 << 30
+
+
+def level_0_tables(database: RocksDatabase) -> int:
+    return database._rocks.property_int_value("rocksdb.num-files-at-level0") or 0
+
+
+def write_tables(database: RocksDatabase, count: int) -> None:
+    """Write tables that all have the same keys, so that RocksDB merges every four of them."""
+    for _ in range(count):
+        database.transact(lambda tx: [tx.put(b"pair-%d" % n, os.urandom(1_000)) for n in range(50)])
+        database.flush_tables()
+
+
+def test_rocksdb_merges_nothing_that_would_take_the_reserve_until_it_fits(plane: Plane) -> None:
+    database = key_space(plane)
+    write_tables(database, 1)
+    database.limit_disk_use(free_bytes=disk_space(database.path).flush_bytes, reserve_bytes=RESERVE_BYTES)
+    before = level_0_tables(database)
+    write_tables(database, 8)
+    assert level_0_tables(database) == before + 8
+
+    database.limit_disk_use(free_bytes=RESERVE_BYTES * 8, reserve_bytes=RESERVE_BYTES)
+    assert database.is_tight, "they are paused until the next sweep"
+    while database.compact_deleted():
+        pass
+    assert not database.is_tight
+    assert level_0_tables(database) < 4
+
+
+def test_all_writes_are_refused_before_a_flush_would_fail_and_reads_work(plane: Plane) -> None:
+    database, jobs = key_space(plane), plane.queue("jobs")
+    jobs.put(b"before")
+    message = jobs.receive()
+    assert message is not None
+    database.limit_disk_use(free_bytes=1_000, reserve_bytes=RESERVE_BYTES)
+    with pytest.raises(DiskFull, match="Reads still work"):
+        message.ack()
+    status = plane.storage_status()
+    assert (status.failure, status.disk_low, status.refuses_writes) == (None, True, True)
+    assert jobs.stats().leased == 1
+
+    free_bytes = 2 * disk_space(database.path).flush_bytes
+    database.limit_disk_use(free_bytes=free_bytes, reserve_bytes=RESERVE_BYTES)
+    assert (plane.storage_status().disk_low, plane.storage_status().refuses_writes) == (True, False)
+    message.ack()
+    with pytest.raises(DiskFull, match="nearly full"):
+        jobs.put(b"refused")
+
+
+def test_a_blob_that_would_take_the_reserve_is_refused(plane: Plane) -> None:
+    key_space(plane).object_bytes_max = 99_999
+    plane.blobs.put(os.urandom(99_999))
+    kept = plane.blobs.put(b"x" * 20_000)
+    key_space(plane).object_bytes_max = 0
+    with pytest.raises(DiskFull, match="100000 bytes, and the disk has 0 above its reserve"):
+        plane.blobs.put(os.urandom(100_000))
+    with pytest.raises(DiskFull, match="disk_reserve_bytes"):
+        plane.blobs.write([os.urandom(100_000)])
+    assert plane.blobs.put(b"x" * 20_000) == kept, "it is stored already"
+
+
+def test_session_logs_are_not_written_into_the_reserve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "DISK_RESERVE_SHARE_MAX", 2.0)
+    with fastness.open(f"dir:{tmp_path}") as plane:
+        plane.queue("jobs").put_many([b"1", b"2"])
+    with fastness.open(f"dir:{tmp_path}", disk_reserve_bytes=1 << 60) as plane:
+        services = services_of(plane)
+        before = services.log().stats().written
+        assert plane.queue("jobs").purge() == 2
+        services.flush_logs()
+        stats = services.log().stats()
+        assert stats.accepted > stats.written == before
+        assert "Only the reserve of the disk is left" in (stats.last_error or "")
+        assert services.disk_space is not None
+        services.disk_space.stop()
+        services.database.low_space = False
+        services.flush_logs()
+        assert services.log().stats().written == services.log().stats().accepted

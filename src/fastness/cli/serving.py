@@ -82,7 +82,7 @@ _CLIENT_VARIABLES: Final = ("FASTNESS_CA", "FASTNESS_CERT", "FASTNESS_KEY", "FAS
     "--disk-reserve",
     "disk_reserve_bytes",
     type=SIZE,
-    help="Refuse new data while less of the disk is free; 0: never.  [default: 64MiB]",
+    help="Refuse new data while less of the disk is free; 0: never.  [default: a tenth of it, 64MiB to 384MiB]",
 )
 @click.option(
     "--on-database-failure",

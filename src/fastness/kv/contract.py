@@ -55,6 +55,8 @@ class Database(ABC):
     mail_defaults = MAIL_DEFAULTS  # The mail policy of universes that have none of their own.
     quotas: DatabaseQuotas | None = None  # None: no universe has a quota.
     low_space = False  # Whether the disk is nearly full: transactions that add data are refused.
+    refuses_writes = False  # Whether the disk is so full that all other writes are refused, too.
+    object_bytes_max: int | None = None  # A larger object would take the reserve; None: objects are on another disk.
 
     @property
     def failure(self) -> FastnessError | None:
@@ -77,6 +79,10 @@ class Database(ABC):
         Raises:
             DiskFull, PathUnusable, DamagedDatabase, DatabaseFailed: it cannot be opened yet; try again later.
         """
+
+    def limit_disk_use(self, *, free_bytes: int, reserve_bytes: int) -> None:
+        """Refuse new data while less than `reserve_bytes` are free."""
+        self.low_space = free_bytes < reserve_bytes
 
     def erase_replaced(self, begin: bytes, end: bytes) -> None:  # noqa: B027
         """Remove replaced and deleted values of this range from the disk, where the key space decides that itself."""

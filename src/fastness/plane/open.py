@@ -36,7 +36,6 @@ from fastness.layers.blobs import Verify
 from fastness.layers.migrations import check_complete
 from fastness.limits import (
     COMPACT_DELETED_SECONDS,
-    DISK_RESERVE_BYTES,
     GC_EVERY_SECONDS,
     PUSHES_PER_MINUTE,
     PUSHES_PER_MINUTE_MAX,
@@ -51,7 +50,7 @@ from fastness.plane.services import Services
 from fastness.private_files import open_private, readable_by_others
 from fastness.runtime.consumer_options import ConsumerOptions
 from fastness.runtime.maintenance.compaction_loop import CompactionLoop
-from fastness.runtime.maintenance.disk_space import DiskSpaceMonitor
+from fastness.runtime.maintenance.disk_space import DiskSpaceMonitor, check_reserve
 from fastness.runtime.maintenance.space_loop import SpaceLoop
 from fastness.runtime.maintenance.space_options import SpaceOptions, check_options
 from fastness.runtime.maintenance.table_compaction import Compactable, TableCompaction
@@ -83,7 +82,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     clock: Clock | None = None
     ids: IdSource | None = None
     consumers: ConsumerOptions | None = None  # How long and how many consumers may wait.
-    disk_reserve_bytes: int | None = None  # New data is refused while less is free; None: 64 MiB; 0: never.
+    disk_reserve_bytes: int | None = None  # New data is refused while less is free; None: a tenth; 0: never.
     gc_every_seconds: float | None = GC_EVERY_SECONDS  # How often unreferenced blobs are deleted; None: never.
     space: SpaceOptions = SpaceOptions()  # How long data is kept that nothing needs any more.
     read_from: str = "primary"  # "standby": a standby of PostgreSQL serves STALE_READS.
@@ -218,6 +217,8 @@ def _open(url: str, options: Options) -> Services:
     )
     database.mail_defaults = options.mail
     try:
+        if url.startswith("dir:") and options.disk_reserve_bytes:
+            check_reserve(folder_at(url.removeprefix("dir:")), options.disk_reserve_bytes)
         database.read(check_complete)
         shared = not isinstance(database, SerialDatabase)
         _check_format_of(database, shared=shared)
@@ -252,10 +253,12 @@ def _open(url: str, options: Options) -> Services:
         services.start_sweeping_mail()
         services.start_timers()
         services.start_sqs_work()
-    reserve_bytes = DISK_RESERVE_BYTES if options.disk_reserve_bytes is None else options.disk_reserve_bytes
-    if url.startswith("dir:") and reserve_bytes:
+    if url.startswith("dir:") and options.disk_reserve_bytes != 0:
         folder = folder_at(url.removeprefix("dir:"))
-        services.disk_space = DiskSpaceMonitor(database, folder, reserve_bytes=reserve_bytes)
+        objects = folder_at(place.removeprefix("dir:")) if place and place.startswith("dir:") else None
+        services.disk_space = DiskSpaceMonitor(
+            database, folder, reserve_bytes=options.disk_reserve_bytes, objects=objects
+        )
     if isinstance(database, Compactable) and options.clock is None:
         services.table_compaction = TableCompaction(database, COMPACT_DELETED_SECONDS)
     store = WorldStore(database, services.objects, BlobStore(database, services.objects))

@@ -18,6 +18,7 @@ from fastness import limits
 from fastness.backends.objects import ObjectStore
 from fastness.errors import (
     BlobNotFound,
+    DiskFull,
     FastnessError,
     HashMismatch,
     InvalidArgument,
@@ -92,6 +93,12 @@ class AsyncBlobStore:
             again = Blob(size, pinned=pinned)
             if not await self._database.transact_async(_renew_recorded, universe, digest, again):
                 return upload  # Deleted since it was read.
+        size_max = self._database.object_bytes_max
+        if known is None and size_max is not None and size > size_max:
+            raise DiskFull(
+                f"The blob has {size} bytes, and the disk has {size_max} above its reserve (disk_reserve_bytes); "
+                "nothing was stored. Free some space, then try again"
+            )
         return None if known is not None else upload
 
     async def _record(self, universe: str, digest: bytes, blob: Blob) -> None:

@@ -22,7 +22,6 @@ from fastness.encryption_keys import provider_of
 from fastness.errors import InvalidArgument, PathUnusable
 from fastness.limits import (
     AUDIT_KEEP_SECONDS,
-    DISK_RESERVE_BYTES,
     GC_EVERY_SECONDS,
     GC_GRACE_SECONDS,
     HISTORY_SECONDS,
@@ -98,7 +97,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     dead_letter_bytes_max: Annotated[int, Meta(ge=0)] | None = None  # Dead letters of a universe; default: no limit.
     audit_keep_seconds: _SecondsOrZero = AUDIT_KEEP_SECONDS  # How long the audit log keeps an entry; 0: for ever.
 
-    disk_reserve_bytes: _Reserve = DISK_RESERVE_BYTES  # New data is refused while less of the disk is free; 0: never.
+    disk_reserve_bytes: _Reserve | None = None  # New data is refused while less is free; 0: never; default: a tenth.
     on_database_failure: Literal["reopen", "exit"] = "reopen"  # exit: with code 12, for a supervisor to restart it.
 
     host: str = "127.0.0.1"

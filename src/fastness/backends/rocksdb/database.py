@@ -21,6 +21,7 @@ from rocksdict import (
     Cache,
     Checkpoint,
     CompactOptions,
+    DbClosedError,
     DBCompressionType,
     DBRecoveryMode,
     Options,
@@ -28,9 +29,10 @@ from rocksdict import (
     WriteBatch,
 )
 
-from fastness.backends.rocksdb.compaction import DeletedPairs
+from fastness.backends.rocksdb.compaction import Compactions
 from fastness.backends.rocksdb.directory_lock import directory_lock, mark_closed, mark_open
-from fastness.backends.rocksdb.failures import is_shortage, translate_error
+from fastness.backends.rocksdb.disk_needs import LARGE_DISK, DiskSpace, disk_space
+from fastness.backends.rocksdb.failures import full_error, is_shortage, translate_error
 from fastness.backends.rocksdb.log_check import check_durable, check_files, repair_files
 from fastness.backends.rocksdb.log_sync import LogSync, LoopSync, Syncer
 from fastness.backends.rocksdb.views import (
@@ -89,6 +91,9 @@ class RocksDatabase(SerialDatabase):
         self._is_attached = False
         self._loops_lock = threading.Lock()
         self._tables_lock = threading.Lock()  # RocksDB is not closed during a compaction.
+        self._reserve_bytes: int | None = None  # What new data leaves free; None: nothing watches that, so the default.
+        self._is_full = False  # Whether another write might make a flush fail. Set only while `low_space` is.
+        self._frees_space = False  # From when space is low until it is not, and nothing more can be freed.
         self._first_commit = 0  # Added to RocksDB's numbers, so that they increase across `reopen`.
         self._doubtful = (0, 0)  # Commits after the first and up to the second may have been lost in a failure.
         self._attach(*self._open_directory())
@@ -99,17 +104,17 @@ class RocksDatabase(SerialDatabase):
             raise
         close_at_exit(self)
 
-    def _open_directory(self) -> tuple[Rdict, Watermark, int]:
+    def _open_directory(self) -> tuple[Rdict, Compactions, Watermark, int]:
         fault = watermark_fault(self._path)
-        rocks, watermark, floor = _open(self._path, self._clock)
+        rocks, compactions, watermark, floor = _open(self._path, self._clock)
         if fault is not None and rocks.latest_sequence_number():  # Otherwise a crash has ended the first opening.
             self.watermark_fault = fault
             _log.warning("%s is damaged: %s. It is replaced now", self._path / NAME, fault)
-        return rocks, watermark, floor
+        return rocks, compactions, watermark, floor
 
-    def _attach(self, rocks: Rdict, watermark: Watermark, floor: int) -> None:
+    def _attach(self, rocks: Rdict, compactions: Compactions, watermark: Watermark, floor: int) -> None:
         self._rocks = rocks
-        self._deleted = DeletedPairs(rocks, self._path)
+        self._compactions = compactions
         self._watermark = watermark
         self._identity = mark_open(self._path)
         self._sequence: Callable[[], int] = rocks.latest_sequence_number
@@ -147,9 +152,9 @@ class RocksDatabase(SerialDatabase):
             if self._is_attached:
                 self._detach(failure)
             last = self._first_commit
-            rocks, watermark, floor = self._open_directory()
+            rocks, compactions, watermark, floor = self._open_directory()
             self._first_commit = last + 1 - rocks.latest_sequence_number()
-            self._attach(rocks, watermark, floor)
+            self._attach(rocks, compactions, watermark, floor)
             self._load_keys(forget=True)
             self._failure = None
         finally:
@@ -216,11 +221,35 @@ class RocksDatabase(SerialDatabase):
             self._failure = translate_error(error, self._path)  # RocksDB refuses all writes from then on.
             raise self._failure from error
 
+    def limit_disk_use(self, *, free_bytes: int, reserve_bytes: int) -> None:
+        """Refuse writes, and pause RocksDB's own merges, for which there is too little space."""
+        self._reserve_bytes = reserve_bytes
+        super().limit_disk_use(free_bytes=free_bytes, reserve_bytes=reserve_bytes)
+        self._frees_space |= self.low_space
+        with suppress(DbClosedError):  # It is being closed, or reopened after a failure.
+            self._is_full = self.low_space and self._compactions.is_full(free_bytes)
+            if self._tables_lock.acquire(blocking=False):  # Otherwise a compaction is running, and no other one starts.
+                try:
+                    if self.failure is None:
+                        self._compactions.pause_if_too_large(self._compactions.room(free_bytes, reserve_bytes))
+                finally:
+                    self._tables_lock.release()
+
+    @property
+    def refuses_writes(self) -> bool:
+        return self.low_space and self._is_full
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether the disk has, or just had, too little space for new data, or has too little for RocksDB's merges."""
+        return self._frees_space or not self._compactions.are_automatic
+
     def compact_deleted(self) -> bool:
         """Free the space of deleted pairs in one range of keys; returns whether there may be more.
 
         Deletions in memory are written first, once no more follow: a call that finds many remembers their number, and
-        the next call writes them if it is the same. Nothing happens while the database has failed.
+        the next call writes them if it is the same. While the disk is nearly full they are written at once. Nothing
+        happens while the database has failed.
 
         Raises:
             Closed: the database was closed.
@@ -230,12 +259,24 @@ class RocksDatabase(SerialDatabase):
                 raise Closed("The database was closed; open it again")
             if self.failure is not None:
                 return False
-            if self._deleted.are_in_memory():
+            compactions, is_tight = self._compactions, self._frees_space
+            room, last_room = self._merge_rooms()
+            if compactions.are_in_memory(is_tight=is_tight) and last_room > 0:
                 self.flush_tables()
             try:
-                return self._deleted.compact()
+                found = compactions.compact(room, is_tight=is_tight)
+                if not found and self.low_space:
+                    found = compactions.compact(last_room, is_tight=is_tight)
+                self._frees_space = found or self.low_space
+                compactions.resume_if_they_fit(self._merge_rooms()[0])
+                return found
             except Exception as error:
                 raise translate_error(error, self._path) from error
+
+    def _merge_rooms(self) -> tuple[int, int]:
+        space = disk_space(self._path)
+        reserve_bytes = space.reserve_bytes_default if self._reserve_bytes is None else self._reserve_bytes
+        return self._compactions.room(space.free_bytes, reserve_bytes), self._compactions.last_room(space.free_bytes)
 
     def erase_replaced(self, begin: bytes, end: bytes) -> None:
         with self._tables_lock:
@@ -275,6 +316,8 @@ class RocksDatabase(SerialDatabase):
             raise failed_error(self._failure)
         if self._log.failed:
             self._log.check_healthy()
+        if self.low_space and self._is_full:
+            raise full_error()
         cipher = self.cipher
         if GENERATION in tx.writes:  # Before the write, so that readers can open what follows it.
             cipher.load(tx.visible_pairs(*RECORDS, RECORDS_MAX, False))
@@ -374,17 +417,25 @@ class RocksDatabase(SerialDatabase):
                 mark_closed(self._identity)
 
 
-def _open(path: Path, clock: Clock) -> tuple[Rdict, Watermark, int]:
-    """Open a directory; returns RocksDB, the watermark and the fence floor."""
+def _open(path: Path, clock: Clock) -> tuple[Rdict, Compactions, Watermark, int]:
+    """Open a directory; returns RocksDB, its compactions, the watermark and the fence floor."""
     try:
         make_folder(path)
         sync_folder(path.parent)  # An earlier process may have ended before it did; RocksDB syncs only its own names.
+        space = disk_space(path)
+        are_automatic = True
         with directory_lock(path) as is_free:
             if is_free:  # Otherwise RocksDB will say who has it open.
                 repair_files(path, check_files(path))
+                tables_bytes = sum(file.stat().st_size for file in path.glob("*.sst"))
+                are_automatic = tables_bytes <= (space.free_bytes - space.reserve_bytes_default) // 2
+        options = table_options(space)
+        options.set_disable_auto_compactions(not are_automatic)  # RocksDB would start one before it is known to fit.
         with panics_as_errors():
-            rocks = Rdict(str(path), table_options())
+            rocks = Rdict(str(path), options)
         try:
+            compactions = Compactions(rocks, space, are_automatic=are_automatic)
+            compactions.resume_if_they_fit(compactions.room(space.free_bytes, space.reserve_bytes_default))
             check_durable(path, rocks.latest_sequence_number())
             watermark = Watermark(path, rocks.latest_sequence_number())
         except BaseException:
@@ -398,7 +449,7 @@ def _open(path: Path, clock: Clock) -> tuple[Rdict, Watermark, int]:
                 rocks.put(fence_floor.KEY, fence_floor.encode(floor))
                 rocks.flush_wal(True)
                 watermark.advance(rocks.latest_sequence_number())
-            return rocks, watermark, floor
+            return rocks, compactions, watermark, floor
         except BaseException:
             watermark.close()
             rocks.close()
@@ -415,8 +466,8 @@ def _open(path: Path, clock: Clock) -> tuple[Rdict, Watermark, int]:
         raise translate_error(error, path) from error
 
 
-def table_options() -> Options:
-    """The options for opening a directory, for writers and readers."""
+def table_options(space: DiskSpace = LARGE_DISK) -> Options:
+    """The options for opening a directory on a file system of this size, for writers and readers."""
     tables = BlockBasedOptions()
     tables.set_block_cache(Cache(64 * _MIB))
     tables.set_bloom_filter(10, False)  # A get of a missing key then rarely reads from disk.
@@ -427,9 +478,15 @@ def table_options() -> Options:
     options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
     options.set_block_based_table_factory(tables)
     options.set_compression_type(DBCompressionType.lz4())
-    options.set_write_buffer_size(32 * _MIB)
+    options.set_write_buffer_size(space.memtable_bytes)
     options.set_max_write_buffer_number(3)
-    options.set_max_total_wal_size(128 * _MIB)  # Bounds the replay at the next open.
+    options.set_max_total_wal_size(4 * space.memtable_bytes)  # Bounds the replay at the next open.
+    # A table, and what it overlaps in the next level, is merged at a time, so these bound the space that a merge needs.
+    options.set_target_file_size_base(space.memtable_bytes)
+    options.set_max_bytes_for_level_base(4 * space.memtable_bytes)
+    options.set_max_compaction_bytes(space.merge_bytes_max)
     options.set_max_background_jobs(2)
+    options.set_manifest_preallocation_size(_MIB // 4)
+    options.set_max_log_file_size(_MIB)
     options.set_keep_log_file_num(4)
     return options

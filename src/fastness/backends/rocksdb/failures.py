@@ -39,3 +39,11 @@ def translate_error(error: Exception, path: Path) -> Backend | Corrupt:
     ):
         return PathUnusable(f"{path} cannot be used ({text}); choose a folder that this user can write")
     return DatabaseFailed(f"RocksDB failed in {path} ({text}); open it again")
+
+
+def full_error() -> DiskFull:
+    """The error of a write that might leave too little space for what is in memory."""
+    return DiskFull(
+        "The disk is full; nothing was written. Reads still work. The space of deleted data is being freed: try again "
+        "in a second. If this lasts, free space on the disk; `fastness space` shows what is stored"
+    )

@@ -5,6 +5,7 @@ import threading
 from typing import Protocol, runtime_checkable
 
 from fastness.errors import Closed, FastnessError
+from fastness.limits import COMPACT_TIGHT_SECONDS
 
 _log = logging.getLogger("fastness.upkeep")
 
@@ -13,12 +14,19 @@ _log = logging.getLogger("fastness.upkeep")
 class Compactable(Protocol):
     """A key space whose files keep deleted pairs until they are compacted."""
 
+    @property
+    def is_tight(self) -> bool:
+        """Whether the disk has too little space, so that it is freed sooner."""
+
     def compact_deleted(self) -> bool:
         """Free the space of deleted pairs in one range of keys; returns whether there may be more."""
 
 
 class TableCompaction:
-    """A thread that compacts tables with many deletions at an interval. An error is logged, and tried again."""
+    """A thread that compacts tables with many deletions at an interval, and often while the disk has little space.
+
+    An error is logged, and tried again.
+    """
 
     def __init__(self, database: Compactable, every_seconds: float) -> None:
         self._database = database
@@ -33,7 +41,13 @@ class TableCompaction:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._stopping.wait(self._every_seconds):
+        waited_seconds = 0.0
+        pause_seconds = min(self._every_seconds, COMPACT_TIGHT_SECONDS)
+        while not self._stopping.wait(pause_seconds):
+            waited_seconds += pause_seconds
+            if waited_seconds < self._every_seconds and not self._database.is_tight:
+                continue
+            waited_seconds = 0.0
             try:
                 while self._database.compact_deleted() and not self._stopping.is_set():
                     pass
