@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 from fastness.access_keys import AccessKeySecrets, MemorySecrets
 from fastness.backends.objects import ObjectStore
 from fastness.clock import Clock, SystemClock
-from fastness.errors import FastnessError, NestedTransaction
+from fastness.errors import DiskFull, FastnessError, NestedTransaction
 from fastness.kv import Database, Transaction
 from fastness.kv.closing_at_exit import close_at_exit
 from fastness.layers.field_tiers import BEST_EFFORT_WRITTEN, LOG_KIND
@@ -36,7 +36,7 @@ from fastness.runtime.consumer_options import ConsumerOptions
 from fastness.runtime.locks.counters import LockCounters
 from fastness.runtime.locks.table import CallerLocks, HolderInfo, LockTable
 from fastness.runtime.maintenance.compaction_loop import CompactionLoop
-from fastness.runtime.maintenance.disk_space import DiskSpaceMonitor
+from fastness.runtime.maintenance.disk_space import DiskSpaceMonitor, log_bytes_max
 from fastness.runtime.maintenance.duty import Duty, LeasedDuty
 from fastness.runtime.maintenance.heartbeat import Heartbeat, NodeDescription
 from fastness.runtime.maintenance.mail_sweeper import MailSweeper
@@ -178,8 +178,20 @@ class Services:
                 if self._activity is None:
                     # Once the plane stops, no thread is needed, and none can be started at the end of a program.
                     flusher = not self._stopped
-                    self._activity = ActivityLog(self._logs, self.objects, clock=self.clock, start_flusher=flusher)
+                    self._activity = ActivityLog(
+                        self._logs,
+                        self.objects,
+                        clock=self.clock,
+                        file_bytes_max=log_bytes_max(self._logs),
+                        check_space=self._check_log_space,
+                        start_flusher=flusher,
+                    )
         return self._activity
+
+    def _check_log_space(self) -> None:
+        """Raise DiskFull while session logs would take the reserve of the key space."""
+        if self.database.low_space and self.disk_space is not None and self.disk_space.has(self._logs):
+            raise DiskFull("Only the reserve of the disk is left (disk_reserve_bytes); session logs are not written")
 
     def flush_logs(self) -> None:
         """Write buffered session log records to their files."""

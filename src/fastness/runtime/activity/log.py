@@ -68,9 +68,13 @@ class ActivityLog:
         clock: Clock | None = None,
         flush_seconds: float = limits.ACTIVITY_FLUSH_SECONDS,
         file_bytes_max: int = limits.ACTIVITY_FILE_BYTES_MAX,
+        check_space: Callable[[], None] = lambda: None,
         start_flusher: bool = True,
     ) -> None:
-        """Without a flusher, records are written by `flush` and by callers when a buffer is full."""
+        """Without a flusher, records are written by `flush` and by callers when a buffer is full.
+
+        `check_space` raises DiskFull while nothing may be written: that counts as a disk that is full.
+        """
         self._folder, self._objects = folder, objects
         self._flush_seconds = flush_seconds
         self._unwritten: SimpleQueue[SessionLog | None] = SimpleQueue()
@@ -80,7 +84,8 @@ class ActivityLog:
             now_ms=(clock or SystemClock()).now_ms,
             session=self.session,
             unwritten=self._unwritten if start_flusher else None,
-            rotation=Rotation(folder, objects),
+            rotation=Rotation(folder, objects, check_space),
+            check_space=check_space,
             failures=FailureTracker("Writing session logs"),
             ids=IdSource(),
         )

@@ -94,8 +94,11 @@ class FailureTracker:
 class Rotation:
     """Moves closed files into the object store; without one, files stay where they are."""
 
-    def __init__(self, folder: Path, objects: ObjectStore | None) -> None:
+    def __init__(
+        self, folder: Path, objects: ObjectStore | None, check_space: Callable[[], None] = lambda: None
+    ) -> None:
         self.rotated = 0
+        self._check_space = check_space
         self.failures = FailureTracker("Moving session logs into the object store")
         self.due = threading.Event()
         self._folder = folder
@@ -129,6 +132,7 @@ class Rotation:
             for _ in range(len(self._waiting)):
                 path = self._waiting.popleft()
                 try:
+                    self._check_space()
                     self.rotated += rotate(path, self._objects)
                     self.failures.resolve(path)
                 except Exception as error:  # An error of one file must not end the rotation thread.

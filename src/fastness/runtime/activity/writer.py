@@ -49,6 +49,7 @@ class LogContext(msgspec.Struct):
     rotation: Rotation
     failures: FailureTracker
     ids: IdSource
+    check_space: Callable[[], None]
     followed_kind: str | None = None  # The records of this kind are passed to `follow` when they are accepted.
     follow: Follow | None = None
 
@@ -172,6 +173,7 @@ class SessionLog:
 
     def _append(self, batch: Sequence[Accepted], start: int) -> tuple[int, Exception | None]:
         """Write the records from `start` on that belong to one file; how many, and the error that stopped it."""
+        self._context.check_space()
         day = batch[start][0] // _DAY_MS
         if self._file is not None and self._file.day != day:
             self._close_file()
