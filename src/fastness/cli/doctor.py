@@ -19,6 +19,7 @@ from fastness.names import folder_at
 from fastness.plane.formats import check_exists, check_marker
 from fastness.private_files import make_private, readable_by_others
 from fastness.wire.health_checks import Finding, Seen
+from fastness.wire.space import StorageStatus
 
 if TYPE_CHECKING:
     from fastness.backends.rocksdb import RocksDatabase
@@ -85,6 +86,7 @@ def doctor(path: str | None, deep: bool, fix: bool, salvage: str | None) -> None
         folder = directories.data_directory(target, purpose="doctor")
         location, leftovers = str(folder), sorted(folder.glob(".backup-*"))
         fixed = _make_private(folder) if fix else 0
+        warnings = _shown(storage_warnings(_storage_status(folder)))
         checks = _collect(_check_directory(folder, target, identity, deep=deep))
         others = list(readable_by_others(folder)) if folder.is_dir() else []
     findings = [finding for check in checks for finding in check.findings]
@@ -114,6 +116,23 @@ def _storage_warnings(plane: Plane) -> list[str]:
         warnings = storage_warnings(plane.storage_status())
     except NotAllowed:  # Of the token.
         return []
+    return _shown(warnings)
+
+
+def _storage_status(folder: Path) -> StorageStatus:
+    """How full the disk of a data directory is, with the default reserve."""
+    from fastness.backends.rocksdb.disk_needs import disk_space
+
+    if not folder.is_dir():
+        return StorageStatus()
+    space = disk_space(folder)
+    reserve_bytes = space.reserve_bytes_default
+    return StorageStatus(
+        disk_low=space.free_bytes < reserve_bytes, disk_free_bytes=space.free_bytes, disk_reserve_bytes=reserve_bytes
+    )
+
+
+def _shown(warnings: list[str]) -> list[str]:
     if not wants_json():
         for warning in warnings:
             click.echo(printing.escape_control(f"✗ {warning}"), err=True)

@@ -70,10 +70,12 @@ def storage_warnings(status: StorageStatus) -> list[str]:
             "cause is gone, for example once a full disk has space; its log has the cause."
         )
     if status.disk_low:
+        refused = "all writes are refused" if status.refuses_writes else "new data is refused"
+        works = "Reads" if status.refuses_writes else "Reads, acks and deletes"
         warnings.append(
             f"The disk is nearly full: {_size(status.disk_free_bytes)} are free and the reserve is "
-            f"{_size(status.disk_reserve_bytes)}, so new data is refused. Reads, acks and deletes still work. Free "
-            "disk space; `fastness space` shows what is stored."
+            f"{_size(status.disk_reserve_bytes)}, so {refused}. {works} still work. Free disk space; `fastness space` "
+            "shows what is stored."
         )
     return warnings
 
@@ -108,7 +110,8 @@ def _row(use: SpaceUse) -> dict[str, object]:
 def _status_lines(status: StorageStatus, is_server: bool) -> list[str]:
     lines = storage_warnings(status)
     if status.failure is None:
-        lines.append("Key space: works")
+        refused = "all writes" if status.refuses_writes else "new data"
+        lines.append(f"Key space: refuses {refused}" if status.disk_low else "Key space: works")
     if status.disk_free_bytes is not None:
         free, reserve = _size(status.disk_free_bytes), _size(status.disk_reserve_bytes)
         lines.append(f"Disk: {free} free; new data is refused while less than {reserve} are free (disk_reserve_bytes)")

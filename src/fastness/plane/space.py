@@ -42,6 +42,7 @@ def storage_status(services: Services) -> StorageStatus:
     return StorageStatus(
         failure=None if failure is None else f"{failure.code}: {failure}",
         disk_low=services.database.low_space,
+        refuses_writes=services.database.refuses_writes,
         disk_free_bytes=None if disk is None else disk.free_bytes,
         disk_reserve_bytes=None if disk is None else disk.reserve_bytes,
         collection=services.space_counters.last,

@@ -54,6 +54,7 @@ class StorageStatus(msgspec.Struct, frozen=True):
 
     failure: str | None = None  # Why the key space has failed: writes are refused. None: it works.
     disk_low: bool = False  # Only the reserve is left: new data is refused.
+    refuses_writes: bool = False  # Too little is left for any write, until merges have freed some. Reads work.
     disk_free_bytes: int | None = None  # None: not in a local directory, or no reserve is kept.
     disk_reserve_bytes: int | None = None
     collection: LastCollection = LastCollection()
