@@ -404,9 +404,9 @@ AGENT_KEY_BYTES: Final = 32
 CONTENT_TYPE_CHARACTERS_MAX: Final = 256
 
 # Disk space and failed databases.
-DISK_RESERVE_BYTES_MIN: Final = 67_108_864  # New data is refused while less than a tenth of the disk is free, but at
-DISK_RESERVE_BYTES_MAX: Final = 402_653_184  # least this and at most that much: the largest merge and a flush fit,
-DISK_RESERVE_SHARE_MAX: Final = 0.25  # and never more than this share of the file system.
+DISK_RESERVE_BYTES_MIN: Final = 67_108_864  # By default, new data is refused below a tenth of the disk: at least this,
+DISK_RESERVE_BYTES_MAX: Final = 402_653_184  # and at most this, in which a flush and the largest merge of tables fit.
+DISK_RESERVE_SHARE_MAX: Final = 0.25  # A reserve is never more than this share of the file system.
 DISK_CHECK_SECONDS_MIN: Final = 0.05  # The space is checked sooner, the less there is above the reserve,
 DISK_CHECK_SECONDS_MAX: Final = 5.0  # and at least this often.
 DISK_FILL_BYTES_PER_SECOND: Final = 1_073_741_824  # How fast a disk is assumed to fill between two checks.
@@ -414,11 +414,11 @@ COMPACT_DELETED_SECONDS: Final = 60.0  # How often the key space of a directory 
 COMPACT_DELETIONS_MIN: Final = 4_096  # Fewer deletions are left to RocksDB: they free 64 MiB at most.
 COMPACT_REWRITES_MAX: Final = 8  # Pairs that may be rewritten for each deletion, to free its space.
 COMPACT_BYTES_MAX: Final = 1_073_741_824  # Rewritten at a time: closing a directory waits for it.
-COMPACT_TIGHT_SECONDS: Final = 1.0  # How often it is checked while the disk is nearly full. Then many more
-COMPACT_TIGHT_REWRITES_MAX: Final = 256  # pairs may be rewritten for each deletion.
-MEMTABLES_PER_DISK: Final = 128  # A memtable, which a flush writes to a table, has this fraction of the file system,
-MEMTABLE_BYTES_MIN: Final = 524_288  # but at least this
-MEMTABLE_BYTES_MAX: Final = 33_554_432  # and at most that much. Larger ones would make opening slower.
+COMPACT_TIGHT_SECONDS: Final = 1.0  # How often space is freed while the disk is nearly full.
+COMPACT_TIGHT_REWRITES_MAX: Final = 256  # Pairs that may be rewritten for each deletion then.
+MEMTABLES_PER_DISK: Final = 128  # Memtables that the file system would hold: tables and merges are in proportion.
+MEMTABLE_BYTES_MIN: Final = 524_288  # Of a memtable on a small disk.
+MEMTABLE_BYTES_MAX: Final = 33_554_432  # Of a memtable on a large disk: the logs that opening replays grow with it.
 REOPEN_SECONDS_MIN: Final = 0.5  # A server's back-off between attempts to reopen a failed key space doubles from this
 REOPEN_SECONDS_MAX: Final = 30.0  # up to this.
 

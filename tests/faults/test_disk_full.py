@@ -375,11 +375,8 @@ def test_puts_are_accepted_seconds_after_a_full_disk_was_drained(small_disk: Pat
         # Other files take what the log had, so that only the tables of deleted messages can be freed.
         fill(small_disk / "ballast", leave_bytes=monitor.reserve_bytes - 1_000_000)
         monitor.check()
-        with pytest.raises(DiskFull, match="nearly full"):
-            queue.put(b"refused")
-
         sweep_until_puts_are_accepted(database, monitor)
-        assert queue.put(b"accepted")
+        queue.put(b"accepted")
         assert database.failure is None
         assert sum(file.stat().st_size for file in database.path.glob("*.sst")) < accepted * MESSAGE_BYTES // 4
 

@@ -55,8 +55,12 @@ class Database(ABC):
     mail_defaults = MAIL_DEFAULTS  # The mail policy of universes that have none of their own.
     quotas: DatabaseQuotas | None = None  # None: no universe has a quota.
     low_space = False  # Whether the disk is nearly full: transactions that add data are refused.
-    refuses_writes = False  # Whether the disk is so full that all other writes are refused, too.
     object_bytes_max: int | None = None  # A larger object would take the reserve; None: objects are on another disk.
+
+    @property
+    def refuses_writes(self) -> bool:
+        """Whether the disk is so full that all other writes are refused, too."""
+        return False
 
     @property
     def failure(self) -> FastnessError | None:

@@ -20,7 +20,7 @@ from itertools import accumulate, chain
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
-from rocksdict import CompactOptions, Rdict, ReadOptions
+from rocksdict import CompactOptions, Rdict
 
 from fastness.backends.rocksdb.disk_needs import DiskSpace
 from fastness.limits import (
@@ -199,9 +199,7 @@ class Compactions:
     def _has_less(self, merged: list[Table], room: int) -> bool:
         """Whether the pairs of these tables that are still there, and the deletions, have less than `room` bytes."""
         room -= _DELETION_BYTES * sum(table["num_deletions"] for table in merged)
-        options = ReadOptions()
-        options.fill_cache(False)
-        pairs = self._rocks.iter(options)
+        pairs = self._rocks.iter()
         last = max(table["end_key"] for table in merged)
         pairs.seek(min(table["start_key"] for table in merged))
         while room >= 0 and pairs.valid() and pairs.key() <= last:
