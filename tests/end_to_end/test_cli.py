@@ -383,6 +383,7 @@ def test_commands_report_a_disk_that_is_nearly_full(cli: Cli, tmp_path: Path) ->
         warning = "The disk is nearly full"
         shown = cli("--url", server.url, "space", "--status").stdout
         assert warning in shown
+        assert "Key space: refuses new data" in shown
         assert "Last collection: none since the server started" in shown
         assert warning in cli("--url", server.url, "space").stderr
         assert warning in cli("--url", server.url, "doctor").stderr

@@ -412,6 +412,14 @@ def test_a_reserve_that_a_flush_does_not_fit_in_is_refused_with_the_smallest_tha
         fastness.open(url, disk_reserve_bytes=works).close()
 
 
+def test_doctor_says_that_the_disk_of_a_data_directory_is_nearly_full(small_disk: Path) -> None:
+    data = small_disk / "data"
+    fastness.open(f"dir:{data}").close()
+    assert "nearly full" not in run_python(["-m", "fastness.cli", "doctor", data]).stderr
+    fill(small_disk / "ballast", leave_bytes=8 << 20)
+    assert "The disk is nearly full" in run_python(["-m", "fastness.cli", "doctor", data]).stderr
+
+
 def test_a_commit_from_before_a_failure_is_not_reported_as_durable_after_it(tmp_path: Path) -> None:
     """A caller may commit, lose the processor, and wait for its sync only after another thread has reopened."""
 
