@@ -75,11 +75,12 @@ class Compactions:
         return max(min(free_bytes, reserve_bytes) - self._flush_bytes, (free_bytes - reserve_bytes) // 2)
 
     def last_room(self, free_bytes: int) -> int:
-        """How many bytes a merge may write if nothing fits in `room`: all but what the flush of the memtable needs.
+        """How many bytes a merge may write if nothing fits in `room`: as much as lets other writes continue.
 
-        Until it ends, other writes may be refused.
+        While they are refused, it is all but what the flush of the memtable needs.
         """
-        return free_bytes - self.memory_bytes - self._memtable_bytes // 4
+        kept_bytes = self._memtable_bytes // 4 if self.is_full(free_bytes) else self._memtable_bytes
+        return free_bytes - self.memory_bytes - kept_bytes
 
     @property
     def memory_bytes(self) -> int:
