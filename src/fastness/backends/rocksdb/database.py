@@ -96,7 +96,7 @@ class RocksDatabase(SerialDatabase):
         self._frees_space = False  # From when space is low until it is not, and nothing more can be freed.
         self._first_commit = 0  # Added to RocksDB's numbers, so that they increase across `reopen`.
         self._doubtful = (0, 0)  # Commits after the first and up to the second may have been lost in a failure.
-        self._attach(*self._open_directory())
+        self._attach(*_open(path, self._clock))
         try:
             self._load_keys()
         except BaseException:
@@ -104,18 +104,11 @@ class RocksDatabase(SerialDatabase):
             raise
         close_at_exit(self)
 
-    def _open_directory(self) -> tuple[Rdict, Compactions, Watermark, int]:
-        fault = watermark_fault(self._path)
-        rocks, compactions, watermark, floor = _open(self._path, self._clock)
-        if fault is not None and rocks.latest_sequence_number():  # Otherwise a crash has ended the first opening.
-            self.watermark_fault = fault
-            _log.warning("%s is damaged: %s. It is replaced now", self._path / NAME, fault)
-        return rocks, compactions, watermark, floor
-
     def _attach(self, rocks: Rdict, compactions: Compactions, watermark: Watermark, floor: int) -> None:
         self._rocks = rocks
         self._compactions = compactions
         self._watermark = watermark
+        self.watermark_fault = self.watermark_fault or watermark.fault
         self._identity = mark_open(self._path)
         self._sequence: Callable[[], int] = rocks.latest_sequence_number
         self._pairs: CurrentPairs | FailedPairs = CurrentPairs(rocks, self._path, self.cipher)
@@ -152,7 +145,7 @@ class RocksDatabase(SerialDatabase):
             if self._is_attached:
                 self._detach(failure)
             last = self._first_commit
-            rocks, compactions, watermark, floor = self._open_directory()
+            rocks, compactions, watermark, floor = _open(self._path, self._clock)
             self._first_commit = last + 1 - rocks.latest_sequence_number()
             self._attach(rocks, compactions, watermark, floor)
             self._load_keys(forget=True)
@@ -421,6 +414,7 @@ def _open(path: Path, clock: Clock) -> tuple[Rdict, Compactions, Watermark, int]
     """Open a directory; returns RocksDB, its compactions, the watermark and the fence floor."""
     try:
         make_folder(path)
+        fault = watermark_fault(path)
         sync_folder(path.parent)  # An earlier process may have ended before it did; RocksDB syncs only its own names.
         space = disk_space(path)
         are_automatic = True
@@ -438,6 +432,9 @@ def _open(path: Path, clock: Clock) -> tuple[Rdict, Compactions, Watermark, int]
             compactions.resume_if_they_fit(compactions.room(space.free_bytes, space.reserve_bytes_default))
             check_durable(path, rocks.latest_sequence_number())
             watermark = Watermark(path, rocks.latest_sequence_number())
+            if fault is not None and rocks.latest_sequence_number():  # Otherwise a crash has ended the first opening.
+                watermark.fault = fault
+                _log.warning("%s is damaged: %s. It is replaced now", path / NAME, fault)
         except BaseException:
             rocks.close()
             raise

@@ -88,6 +88,7 @@ class Watermark:
 
     def __init__(self, directory: Path, commit: int) -> None:
         """Open the watermark of a directory whose last commit is `commit`, and record that the directory is open."""
+        self.fault: str | None = None  # What was wrong with the file before.
         path = directory / NAME
         is_new = not path.exists()
         self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
