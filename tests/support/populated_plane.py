@@ -181,9 +181,11 @@ class PopulatedPlane:
         call(CreateWorld("w", universe="other"))
         call(SetSendPolicy(["other"]))
         call(SetSendPolicy(accepts_from=["main"], universe="other"))
-        for name in ("ready", "stopped"):
+        for name in ("ready", "stopped", "idle"):
             call(CreateWorld(name, program=name))
             call(PutItem(name, Control(command="go")))
+        self.idle = call(ClaimWorlds(["idle"], "h1", lease_seconds=3_600.0)).worlds[0]
+        call(CommitTurn("idle", "h1", self.idle.fence, 0, 0))
         stopped = call(ClaimWorlds(["stopped"], "h1")).worlds[0]
         call(FailTurn("stopped", "h1", stopped.fence, "bad", is_stopped=True))
         call(PutPair(b"zz", b"1"))
@@ -327,7 +329,7 @@ Make = Callable[[PopulatedPlane], Request[Any]]
 REPEATABLES: dict[type[Request[Any]], Make] = {
     ClaimWorlds: lambda _: ClaimWorlds(["ready"], "h1"),
     RenewWorlds: lambda populated: RenewWorlds([("hosted", populated.claim.fence)], "h1", 3_600.0),
-    ReleaseWorlds: lambda populated: ReleaseWorlds([GivenBack("hosted", populated.claim.fence, 0)], "h1"),
+    ReleaseWorlds: lambda populated: ReleaseWorlds([GivenBack("idle", populated.idle.fence, 1)], "h1"),
     PutBlob: lambda _: PutBlob(b"bytes"),
     CollectGarbage: lambda _: CollectGarbage(),
     EnableEncryption: lambda _: EnableEncryption("main"),
