@@ -645,8 +645,8 @@ REMEDIES: Final[dict[str, Remedy]] = {
         (_ENCRYPT, _BACKUP),
     ),
     "unreadable_value": Remedy(
-        "A row is not in the form in which its reader stores rows, or it names code that the reader may not run. Another "
-        "program has written it, or it was stored before the reader was restricted.",
+        "A row is not in the form in which its reader stores rows, or it names code that the reader may not run. "
+        "Another program has written it, or it was stored before the reader was restricted.",
         "Find out which token may write such rows. If the row is your own, name its types in the `allowed_types` of "
         "`FastnessSaver`; otherwise delete the row.",
         (_SECURE, "how-to/langgraph.md"),
