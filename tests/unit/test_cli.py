@@ -22,6 +22,7 @@ from click.testing import CliRunner, Result
 
 import fastness
 from fastness import PutRow, context_file, errors
+from fastness.backends.rocksdb.disk_needs import disk_space
 from fastness.cli import exit_codes, exports, lease_run, printing
 from fastness.cli.durations import SECONDS, WAIT
 from fastness.cli.main import root
@@ -1170,7 +1171,7 @@ def test_gc_fails_if_something_could_not_be_searched(cli: Cli, tmp_path: Path) -
     assert len(parsed(cli("gc", "--json", code=exit_codes.DAMAGED))["unsearched"]) == 1
 
 
-def test_space_and_gc_print_sizes_with_units_and_the_next_step(cli: Cli) -> None:
+def test_space_and_gc_print_sizes_with_units_and_the_next_step(cli: Cli, tmp_path: Path) -> None:
     cli("queue", "put", "jobs", "x" * 20_480)
     cli("queue", "purge", "jobs", "--yes")
     assert "starts with the next collection" in cli("space").stdout
@@ -1180,7 +1181,8 @@ def test_space_and_gc_print_sizes_with_units_and_the_next_step(cli: Cli) -> None
     assert "20.0 KiB" in line
     assert "UTC" in line
     assert "fastness gc --dry-run" in shown.stderr
-    assert "new data is refused while less than 64.0 MiB are free" in shown.stderr
+    reserve_mib = disk_space(tmp_path).reserve_bytes_default / 2**20
+    assert f"new data is refused while less than {reserve_mib:.1f} MiB are free" in shown.stderr
     dry = cli("gc", "--dry-run").stdout
     assert "In the grace period: 1 unreferenced blob (20.0 KiB)" in dry
     assert "nothing can be deleted now" in dry
