@@ -107,7 +107,7 @@ def delete_log(root: Path) -> str:
 
 def delete_manifest(root: Path) -> str:
     manifest_of(root, metrics_log(root)).unlink()
-    return r"manifest: the session log .*has no manifest entry; 30 lines of session-\d_metrics are not read"
+    return r"manifest: the session log .*has no manifest entry; 30 lines of session-\d_metrics are read without it"
 
 
 def change_manifest(root: Path) -> str:

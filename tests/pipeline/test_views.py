@@ -19,7 +19,7 @@ import pytest
 
 import fastness
 from fastness import limits
-from fastness.backends.objects import ObjectStore
+from fastness.backends.objects import ObjectStore, open_objects
 from fastness.backends.rocksdb import RocksDatabase
 from fastness.encryption_keys import FileKeys, new_master_key
 from fastness.errors import (
@@ -421,6 +421,20 @@ def test_log_offset_stays_valid_after_rotation(data: Path, staging: str) -> None
         assert rotated.is_rotated
         chunk = view.log_chunk(rotated, staging, start=position.offset, n=position.n)
         assert list(activity_rows([chunk], view.stores)) == [position]
+
+
+def test_log_whose_body_was_stored_in_part_is_read_from_its_local_file(data: Path, staging: str) -> None:
+    planes.copy(data, worlds=1, entries=10)
+    kept = rotation.copy(planes.leave_log(data, 5), open_objects(f"dir:{data / 'objects'}"))
+    assert kept is not None
+    body = data / "objects" / kept.path
+    body.write_bytes(body.read_bytes()[: kept.bytes // 2])
+    next(data.glob("objects/activity-manifest/main/*")).unlink()
+    with open_view(config(data)) as view:
+        (file,) = view.logs("main")
+        chunk = view.log_chunk(file, staging)
+        assert sum(batch.num_rows for batch in activity_rows([chunk], view.stores) if hasattr(batch, "num_rows")) == 5
+        assert view.rotated_logs("main") == {}
 
 
 def test_log_rotated_after_listing_is_found(data: Path, staging: str) -> None:

@@ -47,6 +47,14 @@ def closed_file(
     return file.path
 
 
+def interrupt_rotation(path: Path, objects: ObjectStore, stored: float) -> None:
+    """Store this part of the body of a local file, and no manifest entry."""
+    kept = rotation.copy(path, objects)
+    assert kept is not None
+    objects.put(kept.path, objects.get(kept.path)[: round(stored * kept.bytes)])
+    objects.delete(f"activity-manifest/main/{path.stem}_{kept.sha256[:16]}.json")
+
+
 def manifests(objects: ObjectStore) -> list[Manifest]:
     listed = objects.list("activity-manifest/main")
     return [msgspec.json.decode(objects.get(meta.path), type=Manifest) for meta in listed]
@@ -331,14 +339,35 @@ def test_removed_manifest_entries_hide_no_records(
     log.close()
 
 
-def test_a_body_that_is_being_rotated_is_listed_once_with_its_local_file(folder: Path, objects: ObjectStore) -> None:
-    """Its entry is not stored yet, as after a crash in between."""
+@pytest.mark.parametrize("header", [b"", b"\xff"], ids=["valid header", "damaged header"])
+@pytest.mark.parametrize("stored", [1.0, 0.7, 0.1, 0.0])
+def test_the_local_file_is_listed_instead_of_its_body_without_an_entry(
+    folder: Path, objects: ObjectStore, header: bytes, stored: float
+) -> None:
+    """As after a crash while the body was stored, or just after. The same second had an earlier file."""
+    closed_file(folder, 1, writer="a")
     path = closed_file(folder, 3)
-    body = path.read_bytes()
-    rotation.rotate(path, objects)
-    path.write_bytes(body)
-    objects.delete(objects.list("activity-manifest/main")[0].path)
-    assert [id for id, _ in ids(folder, objects)] == ["2026-11-15_04-42-15_w"]
+    path.write_bytes(header + path.read_bytes())
+    before = list(rotation.files_in_order(folder, objects, "main"))
+    interrupt_rotation(path, objects, stored)
+    assert list(rotation.files_in_order(folder, objects, "main")) == before
+    assert list(rotation.files_in_order(folder, objects, "main", second=before[1].second, session="abc123")) == before
+    log = ActivityLog(folder, objects, start_flusher=False)
+    assert sorted(each.position.n for each in log.read("main")) == [0, 0, 1, 2]
+    log.close()
+
+
+def test_other_local_files_of_a_day_do_not_hide_a_body_without_an_entry(folder: Path, objects: ObjectStore) -> None:
+    path = closed_file(folder, 3)
+    interrupt_rotation(path, objects, 1.0)
+    path.unlink()
+    closed_file(folder, 2, at_ms=OPENED_MS + 1_000)
+    assert ids(folder, objects) == [("2026-11-15_04-42-15_w", True), ("2026-11-15_04-42-16_w", False)]
+
+
+def test_doctor_accepts_a_body_without_an_entry_while_its_local_file_exists(folder: Path, objects: ObjectStore) -> None:
+    path = closed_file(folder, 3)
+    interrupt_rotation(path, objects, 1.0)
     assert not [
         each for each in health_checks.all_session_logs(objects, folder, deep=True) if isinstance(each, Finding)
     ]

@@ -141,7 +141,9 @@ def log_checks(view: View, universe: str) -> Iterator[Check | Problem]:
         if entry is None:
             lines, session = _lines(view, path)
             yield Problem(
-                universe, "manifest", f"{subject} has no manifest entry; {lines:,} lines of {session} are not read"
+                universe,
+                "manifest",
+                f"{subject} has no manifest entry; {lines:,} lines of {session} are read without it",
             )
             continue
         try:

@@ -290,7 +290,8 @@ class View:
     def _list_logs(self, universe: str) -> "_ListedLogs":
         # Before the manifests: a file that is rotated in between is in both, and the manifest wins.
         local = [file for folder in self._logs for file in rotation.local_files(folder, universe)]
-        return _ListedLogs(local, [] if self.objects is None else rotation.manifest_entries(self.objects, universe))
+        entries = [] if self.objects is None else rotation.manifest_entries(self.objects, universe, local)
+        return _ListedLogs(local, entries)
 
     def _load_logs(
         self, universe: str, listed: "_ListedLogs", is_known: Callable[[str], bool] | None = None

@@ -10,7 +10,8 @@ An unlocked file is finished: its writer closed it or is dead, and any process m
 function of the bytes of the file, so every step can be repeated after a crash with the same result.
 
 A body whose manifest entry is damaged or missing is read all the same: its own header has what a reader needs. So the
-bodies of each day are listed beside its entries.
+bodies of each day are listed beside its entries. While the local file of a body without an entry is there, that is read
+instead: a crash may have left a part of the body.
 """
 
 import fcntl
@@ -197,7 +198,9 @@ def files_in_order(
     """The files of a universe opened at `second` or later, each once. Other sessions and kinds may be included."""
     # Local files are listed before the manifest: a file that is rotated in between is in both, and the manifest wins.
     local = [file for file in local_files(folder, universe) if file.second >= second]
-    rotated: Iterable[_ListedFile] = () if objects is None else _rotated(objects, universe, second, session, kind)
+    rotated: Iterable[_ListedFile] = ()
+    if objects is not None:
+        rotated = _rotated(objects, universe, second, local=local, session=session, kind=kind)
     yield from _in_order(local, rotated)
 
 
@@ -213,19 +216,26 @@ def local_files(folder: Path, universe: str) -> list[LogFile]:
     return list(_local_files(folder, universe))
 
 
-def manifest_entries(objects: ObjectStore, universe: str) -> list[str]:
+def manifest_entries(objects: ObjectStore, universe: str, local: Iterable[LogFile] = ()) -> list[str]:
     """The sorted paths of a universe's manifest entries, as `entries_since`."""
     stored = [f"{_manifests(universe)}/{name}" for name in objects.names(_manifests(universe))]
-    return list(_with_missing(objects, universe, stored))
+    return list(_with_missing(objects, universe, stored, local))
 
 
 def entries_since(
-    objects: ObjectStore, universe: str, day: str = "", *, session: str | None = None, kind: str | None = None
+    objects: ObjectStore,
+    universe: str,
+    day: str = "",
+    *,
+    local: Iterable[LogFile] = (),
+    session: str | None = None,
+    kind: str | None = None,
 ) -> Iterator[str]:
     """The manifest entries of a universe whose files were opened on `day` or later, in order.
 
-    If the entry of a body is missing, its path is returned nonetheless: `rotated_file` finds the body. Entries of other
-    sessions and kinds may be left out.
+    If the entry of a body is missing, its path is returned nonetheless: `rotated_file` finds the body. It is left out
+    if the body is that of a file in `local`, which were listed before. Entries of other sessions and kinds may be left
+    out.
     """
 
     def stored() -> Iterator[str]:
@@ -234,19 +244,24 @@ def entries_since(
             yield from (meta.path for meta in page)
             after = page[-1].path
 
-    return _with_missing(objects, universe, stored(), day=day, session=session, kind=kind)
+    return _with_missing(objects, universe, stored(), local, day=day, session=session, kind=kind)
 
 
 def _with_missing(
     objects: ObjectStore,
     universe: str,
     stored: Iterable[str],
+    local: Iterable[LogFile],
     *,
     day: str = "",
     session: str | None = None,
     kind: str | None = None,
 ) -> Iterator[str]:
     """The stored entries, in order, and those that are missing."""
+    sources: dict[str, list[LogFile]] = {}  # The local files that a body may be of.
+    for file in local:
+        if (file_name := log_format.parse_name(file.name)) is not None:
+            sources.setdefault(_body_path(universe, file_name, ""), []).append(file)
     days = [(each, "") for each in objects.folders(bodies_folder(universe)) if each >= day]
     listed = ((second_of(entry, universe)[: len("2026-11-15")], entry) for entry in stored)
     for each, group in groupby(merge(listed, sorted(days), key=itemgetter(0)), key=itemgetter(0)):
@@ -256,10 +271,22 @@ def _with_missing(
             found = {body_start(entry) for entry in entries}
             for name in objects.names(f"{bodies_folder(universe)}/{each}"):
                 body = f"{bodies_folder(universe)}/{each}/{name}"
-                labels = name.rpartition("_")[0]
-                if start_of(body) not in found and log_format.may_hold(labels, session, kind):
+                labels, _, end = name.rpartition("_")
+                if start_of(body) in found or not log_format.may_hold(labels, session, kind):
+                    continue
+                same_labels = sources.get(body.removesuffix(end) + log_format.SUFFIX, ())
+                if not any(_is_source(file, body) for file in same_labels):
                     entries += [entry] if (entry := _missing_entry(objects, universe, body)) is not None else []
         yield from sorted(entries)
+
+
+def _is_source(file: LogFile, body: str) -> bool:
+    """Whether a body is that of a local file, whose rotation has not ended."""
+    try:
+        data = Path(file.path).read_bytes()
+    except FileNotFoundError:
+        return False  # Its rotation has ended, so there is an entry now.
+    return hash_when_rotated(file.name, file.universe, data) == hash_in_name(body)
 
 
 def _missing_entry(objects: ObjectStore, universe: str, body: str) -> str | None:
@@ -377,10 +404,11 @@ def _local_files(folder: Path, universe: str) -> Iterator[LogFile]:
 
 
 def _rotated(
-    objects: ObjectStore, universe: str, second: str, session: str | None, kind: str | None
+    objects: ObjectStore, universe: str, second: str, *, local: Iterable[LogFile], session: str | None, kind: str | None
 ) -> Iterator[_ListedFile]:
     """The manifest entries in the order of their names, loaded lazily."""
-    for path in entries_since(objects, universe, second.partition("_")[0], session=session, kind=kind):
+    day = second.partition("_")[0]
+    for path in entries_since(objects, universe, day, local=local, session=session, kind=kind):
         name = log_format.parse_name(name_of(path))
         if name is not None and name.second >= second and log_format.may_hold(name.labels, session, kind):
             yield name.second, partial(_rotated_file, objects, path, name)
