@@ -563,8 +563,10 @@ def test_best_effort_fields_are_refused(shop: str, connection: UserConnection) -
 def test_what_is_no_connection_is_refused(plane: Plane, shop: str) -> None:
     with pytest.raises(InvalidArgument, match="psycopg"):
         plane.within("postgresql:///shop").queue("emails").put({"order": 1})
-    with create_engine("sqlite://").connect() as other, pytest.raises(InvalidArgument, match="sqlite3"):
+    engine = create_engine("sqlite://")
+    with engine.connect() as other, pytest.raises(InvalidArgument, match="sqlite3"):
         plane.within(other).queue("emails").put({"order": 1})
+    engine.dispose()
     session = AsyncSession(create_async_engine(sqlalchemy_url(shop), poolclass=NullPool))
     with pytest.raises(InvalidArgument, match="open_async"):
         plane.within(session).queue("emails").put({"order": 1})
