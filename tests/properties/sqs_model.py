@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 DEDUPLICATION_MS: Final = 300_000
+HIDDEN_MS: Final = 43_200_000
 PURGE_MS: Final = 60_000
 RECREATION_MS: Final = 60_000
 
@@ -34,7 +35,7 @@ class Message:
     visible_ms: int  # The end of its delay, or of its visibility timeout.
     receives: int = 0
     first_received_ms: int | None = None
-    handles: list[str] = field(default_factory=list)  # Of its receives; the last one counts.
+    handles: dict[str, int] = field(default_factory=dict)  # Of its receives, with their times; the last one counts.
     is_dead: bool = False  # A dead letter. Those of Fastness do not wait for others of their group.
     is_in_flight: bool = False  # It was received, and neither deleted nor returned. Its timeout may have ended.
 
@@ -180,9 +181,13 @@ class SqsModel:
         return self._by_handle(self._queue(name), handle) is not None
 
     def change_visibility(self, name: str, handle: str, seconds: int) -> None:
-        """Hide a message, also one that is visible again. An older handle is accepted without an effect."""
+        """Hide a message, also one that is visible again. An older handle is accepted without an effect.
+
+        The time from the receive of the handle to the end of the new timeout is at most 12 hours.
+        """
         queue = self._queue(name)
-        if not any(handle in message.handles for message in queue.messages):
+        received_ms = next((each.handles[handle] for each in queue.messages if handle in each.handles), None)
+        if received_ms is None or self.now_ms + seconds * 1_000 > received_ms + HIDDEN_MS:
             raise Refused("InvalidParameterValue")
         message = self._by_handle(queue, handle)
         if message is not None:
@@ -234,7 +239,7 @@ class SqsModel:
         self.expire(target)
 
     def _by_handle(self, queue: Queue, handle: str) -> Message | None:
-        return next((message for message in queue.messages if message.handles[-1:] == [handle]), None)
+        return next((message for message in queue.messages if [*message.handles][-1:] == [handle]), None)
 
     def _queue(self, name: str) -> Queue:
         if name not in self.queues:

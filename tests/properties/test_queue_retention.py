@@ -1,7 +1,7 @@
 """Random histories of a queue whose messages are kept by age, on every backend.
 
 The model knows from when the age of each message counts. Stored messages that are too old may wait for the next pass,
-but none is delivered, and none that is young enough is ever missing.
+but none is delivered, found or hidden again, and none that is young enough is ever missing.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,14 +16,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from fastness.backends.memory import MemoryDatabase
 from fastness.backends.rocksdb import RocksDatabase
-from fastness.errors import QueueMessageLeaseMismatch
+from fastness.errors import FastnessError, MessageNotFound, QueueMessageLeaseMismatch
 from fastness.kv import Database, Transaction
 from fastness.layers import queues
 from fastness.layers.queues import QueueKey, message_leases
 from fastness.limits import RETENTION_PASS_MS_MIN
 from fastness.testing.clock import ManualClock
 from fastness.wire import stored_messages
-from fastness.wire.queues import MessageLease, NewMessage, QueuePolicy
+from fastness.wire.queues import MessageInfo, MessageLease, NewMessage, QueuePolicy, VisibilityChange
 
 news = st.builds(
     NewMessage,
@@ -94,6 +94,30 @@ class Retention(RuleBasedStateMachine):
         id = stored_messages.parse_id(proof.id)
         if how == "ack":
             self.since.pop(id, None)
+
+    @rule(pick=picks, seconds=st.sampled_from((0.0, 1.0, 100.0)), late=st.booleans())
+    def a_message_is_hidden_again(self, pick: int, seconds: float, late: bool) -> None:
+        if not self.proofs:
+            return
+        proof = self.proofs[pick % len(self.proofs)]
+        change, late_owner = VisibilityChange(proof, seconds), "ada" if late else ""
+        [answer] = self.database.transact(queues.change_visibility, self.queue, [change], late_owner=late_owner)
+        assert isinstance(answer, FastnessError) or not self.is_over(answer.id)
+
+    @rule(pick=picks)
+    def a_message_is_looked_up(self, pick: int) -> None:
+        if not self.since:
+            return
+        id = sorted(self.since)[pick % len(self.since)]
+        is_dead = id in self.database.read(self.stored, self.dead)
+        try:
+            found = self.database.read(queues.get, self.queue, queues.format_id(id))
+        except MessageNotFound:
+            assert self.is_over(id)
+            assert not is_dead
+        else:
+            assert isinstance(found, MessageInfo)
+            assert is_dead or not self.is_over(id)
 
     @rule(limit=st.integers(1, 3))
     def dead_letters_are_redriven(self, limit: int) -> None:

@@ -249,7 +249,7 @@ class SqsMachine(RuleBasedStateMachine):
             self.check_message(ours, message, name)
             handle = ours["ReceiptHandle"]
             assert (name, handle) not in self.handles
-            message.handles.append(handle)
+            message.handles[handle] = self.model.now_ms
             self.handles.append((name, handle))
 
     @rule(

@@ -526,6 +526,23 @@ async def test_the_visibility_of_a_deleted_message_cannot_change(
         )
 
 
+@pytest.mark.parametrize("seconds", [0, 100], ids=["visible again", "in flight"])
+async def test_the_visibility_of_a_message_that_is_too_old_cannot_change(
+    sqs: Client, clock: ManualClock, seconds: int
+) -> None:
+    """Also before the message is removed, and with each of its handles."""
+    await sqs("SetQueueAttributes", Attributes={"MessageRetentionPeriod": "60"})
+    await sqs.send("x")
+    handles = [(await sqs.receive(VisibilityTimeout=0))[0]["ReceiptHandle"] for _ in range(2)]
+    clock.advance_ms(59_999)
+    for handle in handles:
+        await sqs("ChangeMessageVisibility", ReceiptHandle=handle, VisibilityTimeout=seconds)
+    clock.advance_ms(1)
+    for handle in handles:
+        code = await sqs.refused("ChangeMessageVisibility", ReceiptHandle=handle, VisibilityTimeout=seconds)
+        assert code == "InvalidParameterValue"
+
+
 async def test_a_message_is_hidden_for_twelve_hours_in_all(sqs: Client, clock: ManualClock) -> None:
     await sqs.send("x")
     [message] = await sqs.receive(VisibilityTimeout=43_200)

@@ -192,7 +192,7 @@ def set_policy(tx: Transaction, queue: QueueKey, policy: QueuePolicy) -> QueuePo
     policy = policies.set_policy(tx, queue, policy)
     dead_letter_sources.change(tx, queue, earlier, policy)
     kept_ms = history_ms(policy)
-    if retention.kept_ms(policy) != retention.kept_ms(earlier):
+    if policies.kept_ms(policy) != policies.kept_ms(earlier):
         queue_tx = QueueTransaction(tx, queue)
         retention.restart(queue_tx, policy)
         queue_tx.save()

@@ -25,7 +25,7 @@ from fastness.layers.queues.enqueue import insert, move_ttl
 from fastness.layers.queues.keys import QueueKey, place_of
 from fastness.layers.queues.message_leases import HeldLease
 from fastness.layers.queues.outcomes import OutcomeRecord
-from fastness.layers.queues.policies import dead_letter_queue, policy_of
+from fastness.layers.queues.policies import dead_letter_queue, is_too_old, policy_of
 from fastness.limits import DELAY_SECONDS_MAX, FIND_ENTRIES, PRIORITY_MAX
 from fastness.wire.queues import LEASE_BYTES, Failure, MessageInfo, MessageResult, MessageState
 from fastness.wire.stored_messages import ID_BYTES, StoredMessage, decode, format_id, parse_id
@@ -114,15 +114,18 @@ def get(tx: Transaction, queue: QueueKey, id: str, *, lease: FoundLease | None =
         MessageNotFound: there is no such message, and nothing is kept about it.
     """
     queue_tx, number = QueueTransaction(tx, queue), parse_id(id)
-    found = find_waiting(queue_tx, number)
-    if found is not None:
-        return _info(queue_tx, found.message, found.state)
-    held = _find_leased(queue_tx, number, lease)
-    if isinstance(held, SearchOn):
-        return held
-    if held is not None:
-        return _info(queue_tx, held[0].message(held[1]), "leased")
-    return finished_info(queue_tx, number)
+    found = find_waiting(queue_tx, number) or _find_leased(queue_tx, number, lease)
+    if isinstance(found, SearchOn):
+        return found
+    if found is None:
+        return finished_info(queue_tx, number)
+    if isinstance(found, WaitingMessage):
+        message, state = found.message, found.state
+    else:
+        message, state = found[0].message(found[1]), "leased"
+    if is_too_old(policy_of(tx, queue), message, tx.now_ms):
+        return finished_info(queue_tx, number)
+    return _info(queue_tx, message, state)
 
 
 def finished_info(queue_tx: QueueTransaction, id: bytes) -> MessageInfo:

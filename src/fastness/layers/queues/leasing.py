@@ -31,7 +31,6 @@ from fastness.layers.queues import (
     key_flow,
     locations,
     message_leases,
-    retention,
     sidecars,
     unique_keys,
 )
@@ -43,7 +42,7 @@ from fastness.layers.queues.failures import (
 )
 from fastness.layers.queues.keys import QueueKey, priority_at
 from fastness.layers.queues.message_leases import HeldLease
-from fastness.layers.queues.policies import check_exists, policy_of, takes_dead_letters
+from fastness.layers.queues.policies import check_exists, kept_ms, policy_of, since_ms, takes_dead_letters
 from fastness.layers.queues.rate_budgets import RateBudget
 from fastness.layers.queues.settling import settle_packed
 from fastness.limits import LEASE_CONTENT_BYTES_MAX, MESSAGES_MAX, PRIORITY_MAX
@@ -326,14 +325,14 @@ class _Over:
     __slots__ = ("_deliveries_max", "_now_ms", "_over_ms", "_policy", "_takes_dead_letters", "has_rule")
 
     def __init__(self, policy: QueuePolicy, now_ms: int) -> None:
-        kept_ms = retention.kept_ms(policy)
+        allowed_ms = kept_ms(policy)
         self._policy = policy
         self._takes_dead_letters: bool | None = None  # Read for the first message that needs it.
         self._now_ms = now_ms
         self._deliveries_max = policy.max_attempts if policy.dead_letter_rule == "deliveries" else NEVER_MS
-        self._over_ms = -1 if kept_ms is None else now_ms - kept_ms
+        self._over_ms = -1 if allowed_ms is None else now_ms - allowed_ms
         # Whether the policy has a rule. Otherwise only messages with TTLs are looked at.
-        self.has_rule = kept_ms is not None or policy.dead_letter_rule == "deliveries"
+        self.has_rule = allowed_ms is not None or policy.dead_letter_rule == "deliveries"
 
     def removes(self, queue_tx: QueueTransaction, head: StoredHead, stored: bytes) -> bool:
         """Remove a message that was taken out, if it is one of these; whether it was."""
@@ -344,7 +343,7 @@ class _Over:
         ):
             return False
         message = decode(stored)
-        if 0 < message.ttl_at_ms <= self._now_ms or retention.since_ms(message) <= self._over_ms:
+        if 0 < message.ttl_at_ms <= self._now_ms or since_ms(message) <= self._over_ms:
             dead_letters.expire_message(queue_tx, message)
         elif message.attempts >= self._deliveries_max and message.origin is None and self._can_move(queue_tx):
             message.last_error = message.last_error or (

@@ -1,4 +1,4 @@
-"""Queue policies: defaults for a queue's messages, rate limit, pause, and the dead letter queue."""
+"""Queue policies: defaults for a queue's messages, how long they are kept, rate limit, pause, and dead letter queue."""
 
 import msgspec
 
@@ -17,6 +17,7 @@ from fastness.limits import (
 )
 from fastness.names import checked_name
 from fastness.wire.queues import QueuePolicy
+from fastness.wire.stored_messages import StoredMessage, put_at_ms
 from fastness.wire.type_checks import check_types, refused_field
 
 DEFAULT = QueuePolicy()
@@ -66,6 +67,23 @@ def is_deleted(tx: Transaction, keys: QueueKeys) -> bool:
 def history_ms(policy: QueuePolicy) -> int:
     """How long changes of messages are recorded; 0: they are not."""
     return round(policy.history_seconds * 1_000) if policy.history == "durable" else 0
+
+
+def kept_ms(policy: QueuePolicy) -> int | None:
+    """How old a message may get by a policy; None if it does not matter."""
+    seconds = policy.retention_seconds
+    return None if seconds is None or not policy.retention_by_age else round(seconds * 1_000)
+
+
+def since_ms(message: StoredMessage) -> int:
+    """From when the age of a message counts. It is not before the time in its id."""
+    return message.kept_from_ms or put_at_ms(message.id)
+
+
+def is_too_old(policy: QueuePolicy, message: StoredMessage, now_ms: int) -> bool:
+    """Whether a message is kept no longer. It may be stored until the next pass of `retention.py`."""
+    allowed_ms = kept_ms(policy)
+    return allowed_ms is not None and since_ms(message) <= now_ms - allowed_ms
 
 
 def set_policy(tx: Transaction, queue: QueueKey, policy: QueuePolicy) -> QueuePolicy:

@@ -3,8 +3,8 @@
     "v"                  ->  the state of the pass that removes them
     "t" | at | "R"       ->  the due entry of its next step
 
-A message has no end of its own here, so a change of the policy applies to all. Two parts keep to it: a receive delivers
-no message that is too old, and passes over the queue remove such messages wherever they are. A pass has steps of a
+A message has no end of its own here, so a change of the policy applies to all. No message that is too old is delivered,
+found by its id or hidden again, and passes over the queue remove such messages wherever they are. A pass has steps of a
 bounded number of records. It notes how old the oldest message is that stays, and the next pass is when that one ends.
 
 The age counts from the put, which is the time in the message's id, or from the last redrive or move; of a dead letter
@@ -21,7 +21,7 @@ from fastness.layers.queues import by_id, dead_letters, key_flow, message_leases
 from fastness.layers.queues.by_id import WaitingMessage
 from fastness.layers.queues.counters import NEVER_MS, QueueTransaction
 from fastness.layers.queues.keys import QueueKeys
-from fastness.layers.queues.policies import policy_of
+from fastness.layers.queues.policies import kept_ms, policy_of, since_ms
 from fastness.limits import PRIORITY_MAX, RETENTION_BATCH_MAX, RETENTION_PASS_MS_MIN, RETENTION_PASSES_MIN
 from fastness.wire.queues import MessageState, QueuePolicy
 from fastness.wire.stored_messages import StoredMessage, decode, encode, put_at_ms
@@ -49,17 +49,6 @@ class _Range(NamedTuple):
 
 
 _decode = msgspec.msgpack.Decoder(_Pass).decode
-
-
-def kept_ms(policy: QueuePolicy) -> int | None:
-    """How old a message may get by a policy; None if it does not matter."""
-    seconds = policy.retention_seconds
-    return None if seconds is None or not policy.retention_by_age else round(seconds * 1_000)
-
-
-def since_ms(message: StoredMessage) -> int:
-    """From when the age of a message counts. It is not before the time in its id."""
-    return message.kept_from_ms or put_at_ms(message.id)
 
 
 def restart(queue_tx: QueueTransaction, policy: QueuePolicy) -> None:

@@ -36,7 +36,7 @@ from fastness.layers.queues.failures import (
 )
 from fastness.layers.queues.keys import QueueKey
 from fastness.layers.queues.message_leases import HeldLease, HeldLeases
-from fastness.layers.queues.policies import policy_of
+from fastness.layers.queues.policies import is_too_old, policy_of
 from fastness.limits import DELAY_SECONDS_MAX, MESSAGES_MAX, VISIBILITY_SECONDS_MAX
 from fastness.wire.queues import (
     LEASE_BYTES,
@@ -391,14 +391,15 @@ def change_visibility(
 
     With 0 seconds the message returns to the queue at once, without counting a failure. Its group goes on as after a
     nack. If a message is named several times, the last change counts. Unlike `extend`, a lease that has ended is
-    refused also before the end was processed: what a call does must not depend on when that happens.
+    refused also before the end was processed, and a message that is too old before it is removed: what a call does must
+    not depend on when that happens.
 
     With a `late_owner`, a lease that has ended is changed, too, as long as its message waits and was not delivered
     again: the message is leased to that owner until the new end. One with job options or a workflow state is refused.
     """
     if late_owner:
         check_owner(late_owner, None)
-    queue_tx = QueueTransaction(tx, queue)
+    queue_tx, policy = QueueTransaction(tx, queue), policy_of(tx, queue)
     held_leases = HeldLeases(queue_tx)
     answers: list[StoredMessage | FastnessError] = []
     changed: dict[bytes, tuple[HeldLease, dict[int, StoredMessage]]] = {}
@@ -407,15 +408,16 @@ def change_visibility(
             lasts_ms = _checked_lasts_ms(change.seconds)
             found = held_leases.find(change.lease)
             if found is None and late_owner:
-                found = _lease_again(queue_tx, held_leases, change.lease, late_owner)
+                found = _lease_again(queue_tx, policy, held_leases, change.lease, late_owner)
             held, position = _unsettled(queue_tx, found, change.lease)
-            if tx.now_ms >= held.record.due_ms and not late_owner:
+            message, is_over = held.message(position), tx.now_ms >= held.record.due_ms and not late_owner
+            if is_over or is_too_old(policy, message, tx.now_ms):
                 raise lease_mismatch(change.lease)
         except (InvalidArgument, QueueMessageLeaseMismatch) as error:
             answers.append(error)
             continue
         messages = changed.setdefault(held.id, (held, {}))[1]
-        message = messages.setdefault(position, held.message(position))
+        message = messages.setdefault(position, message)
         message.due_ms = tx.now_ms + lasts_ms
         answers.append(message)
     returned = [message for held, messages in changed.values() for message in _end_at(queue_tx, held, messages)]
@@ -430,12 +432,14 @@ def change_visibility(
 
 
 def _lease_again(
-    queue_tx: QueueTransaction, held_leases: HeldLeases, proof: MessageLease, owner: str
+    queue_tx: QueueTransaction, policy: QueuePolicy, held_leases: HeldLeases, proof: MessageLease, owner: str
 ) -> tuple[HeldLease, int] | None:
     """Lease a message that waits again since the lease of its last delivery ended; None if there is none."""
     id, ref = message_leases.ref_of(proof)
     found = by_id.find_waiting(queue_tx, id)
     if found is None or found.message.fence != proof.fence or found.message.job is not None or found.message.stateful:
+        return None
+    if is_too_old(policy, found.message, queue_tx.tx.now_ms):
         return None
     message = by_id.take(queue_tx, found)
     groups.lease_again(queue_tx, message)
