@@ -7,6 +7,7 @@ import errno
 import itertools
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -84,7 +85,7 @@ def sync_folder(folder: Path) -> None:
     try:
         os.fsync(descriptor)
     finally:
-        os.close(descriptor)
+        close_synced(descriptor)
 
 
 def sync_tree(folder: Path) -> None:
@@ -95,5 +96,11 @@ def sync_tree(folder: Path) -> None:
             try:
                 os.fsync(descriptor)
             finally:
-                os.close(descriptor)
+                close_synced(descriptor)
         sync_folder(Path(parent))
+
+
+def close_synced(descriptor: int) -> None:
+    """Close a file with nothing left to write. An error says nothing then: Linux closes it also if that fails."""
+    with suppress(OSError):
+        os.close(descriptor)

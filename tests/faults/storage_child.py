@@ -12,11 +12,12 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fastness.backends.rocksdb import RocksDatabase
+from fastness.backends.rocksdb import RocksDatabase, RocksReader
 from fastness.errors import FastnessError
 from fastness.kv import Database, Transaction
 from fastness.tiers import Tier
@@ -74,7 +75,7 @@ def noted(errors: list[str]) -> Iterator[None]:
 
 
 def run_with_failure(folder: Path, call: int, error: int, times: int) -> dict[str, object]:
-    """Write a few commits while a call fails, open again without failures, and report what was found.
+    """Write and read a few commits while a call fails, open again without failures, and report what was found.
 
     A database that failed is reopened, or closed while calls still fail and then opened again.
     """
@@ -100,6 +101,9 @@ def run_with_failure(folder: Path, call: int, error: int, times: int) -> dict[st
                 database.close()
         if errors:
             break
+    else:
+        with noted(errors), RocksReader(folder / "data" / "kv") as reader:
+            assert set(acknowledged) <= set(stored_numbers(reader)), "a reader misses acknowledged writes"
     made = RECORDER.storage_calls()
     RECORDER.storage_fail(ctypes.c_long(-1), 0, ctypes.c_long(0))
     if failed is not None:
@@ -124,6 +128,7 @@ def fail(folder: Path, choices: list[str]) -> None:
             with suppress(BaseException):
                 own = folder / str(index)
                 own.mkdir()
+                tempfile.tempdir = str(own)  # Readers have files there.
                 try:
                     report: dict[str, object] = run_with_failure(own, call, error, times)
                 except BaseException as raised:

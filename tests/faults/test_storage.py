@@ -337,6 +337,7 @@ def check_failures(recorder: Recorder, folder: Path, failures: list[Failure]) ->
         assert "broken" not in report, f"{failure}: {report['broken']}"
         assert set(report["acknowledged"]) <= set(report["stored"]), f"{failure}: lost acknowledged writes {report}"
         assert not any(error.startswith("untyped") for error in report["errors"]), f"{failure}: {report['errors']}"
+        assert "path_unusable" not in report["errors"], f"{failure}: it is not the path that cannot be used"
         counts[report["errors"][0] if report["errors"] else "no error"] += 1
         counts["reopened"] += report["reopened"]
     print(f"{len(failures)} runs: {dict(counts)}")

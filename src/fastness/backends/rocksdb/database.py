@@ -32,7 +32,7 @@ from rocksdict import (
 from fastness.backends.rocksdb.compaction import Compactions
 from fastness.backends.rocksdb.directory_lock import directory_lock, mark_closed, mark_open
 from fastness.backends.rocksdb.disk_needs import LARGE_DISK, DiskSpace, disk_space
-from fastness.backends.rocksdb.failures import full_error, is_shortage, translate_error
+from fastness.backends.rocksdb.failures import full_error, translate_error, typed_errors
 from fastness.backends.rocksdb.log_check import check_durable, check_files, repair_files
 from fastness.backends.rocksdb.log_sync import LogSync, LoopSync, Syncer
 from fastness.backends.rocksdb.views import (
@@ -46,7 +46,7 @@ from fastness.backends.rocksdb.views import (
 )
 from fastness.backends.rocksdb.watermark import NAME, Watermark, watermark_fault
 from fastness.clock import Clock, IdSource, SystemClock
-from fastness.errors import Closed, CommitUnknown, DamagedDatabase, DatabaseFailed, FastnessError, PathUnusable
+from fastness.errors import Closed, CommitUnknown, DatabaseFailed, FastnessError, PathUnusable
 from fastness.folders import FOLDER_MODE, make_folder, sync_folder
 from fastness.kv import Result, Transaction, Work, fence_floor
 from fastness.kv.closing_at_exit import close_at_exit
@@ -178,14 +178,12 @@ class RocksDatabase(SerialDatabase):
     def checkpoint(self, path: Path) -> None:
         """Write a consistent copy to the new folder `path`, with hard links where the file system supports them."""
         self.sync()
-        make_folder(path.parent)
-        if path.exists():
-            raise PathUnusable(f"{path} already exists; choose a new folder for the checkpoint")
-        try:
+        with typed_errors(path, "choose a new folder for the checkpoint that this user can write"):
+            make_folder(path.parent)
+            if path.exists():
+                raise PathUnusable(f"{path} already exists; choose a new folder for the checkpoint")
             Checkpoint(self._rocks).create_checkpoint(str(path))
             path.chmod(FOLDER_MODE)
-        except Exception as error:
-            raise translate_error(error, path) from error
 
     @property
     def path(self) -> Path:
@@ -412,7 +410,7 @@ class RocksDatabase(SerialDatabase):
 
 def _open(path: Path, clock: Clock) -> tuple[Rdict, Compactions, Watermark, int]:
     """Open a directory; returns RocksDB, its compactions, the watermark and the fence floor."""
-    try:
+    with typed_errors(path, "choose a folder that this user can write"):
         make_folder(path)
         fault = watermark_fault(path)
         sync_folder(path.parent)  # An earlier process may have ended before it did; RocksDB syncs only its own names.
@@ -451,16 +449,6 @@ def _open(path: Path, clock: Clock) -> tuple[Rdict, Compactions, Watermark, int]
             watermark.close()
             rocks.close()
             raise
-    except DamagedDatabase:
-        raise
-    except OSError as error:
-        if is_shortage(error):
-            raise translate_error(error, path) from error
-        raise PathUnusable(
-            f"{path} cannot be used ({error.strerror}); choose a folder that this user can write"
-        ) from error
-    except Exception as error:
-        raise translate_error(error, path) from error
 
 
 def table_options(space: DiskSpace = LARGE_DISK) -> Options:

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from fastness.folders import close_synced
+
 FLOCK: Final = "hhqqi"  # C's struct flock: type, whence, start, length, pid.
 
 _open_here: set[tuple[int, int]] = set()  # Device and inode of each lock file that RocksDB has locked in this process.
@@ -28,13 +30,13 @@ def directory_lock(path: Path) -> Iterator[bool]:
     except OSError:
         holder = struct.unpack(FLOCK, fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, wanted))[4]
         if holder != os.getpid():  # Closing any descriptor of a file releases this process's locks on it.
-            os.close(descriptor)
+            close_synced(descriptor)
         yield False
         return
     try:
         yield True
     finally:
-        os.close(descriptor)
+        close_synced(descriptor)
 
 
 def mark_open(path: Path) -> tuple[int, int]:

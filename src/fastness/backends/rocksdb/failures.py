@@ -1,19 +1,40 @@
 """Translates RocksDB's errors to Fastness errors."""
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from fastness.backends.rocksdb.lock_holder import describe_holder
-from fastness.errors import Backend, Corrupt, DamagedDatabase, DatabaseFailed, DirectoryInUse, DiskFull, PathUnusable
+from fastness.errors import (
+    Backend,
+    Corrupt,
+    DamagedDatabase,
+    DatabaseFailed,
+    DirectoryInUse,
+    DiskFull,
+    FastnessError,
+    PathUnusable,
+)
 
 _FILE_LIMITS: Final = (errno.EMFILE, errno.ENFILE)
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# The path itself can be used. Python repeats most interrupted calls, but neither `close` nor `mkdir`.
+_NOT_OF_THE_PATH: Final = (*_FILE_LIMITS, *_NO_SPACE, errno.EIO, errno.EINTR, None)  # rocksdict gives no number.
 
 
-def is_shortage(error: OSError) -> bool:
-    """Whether there are too many open files, or no space: the path itself can be used."""
-    return error.errno in (*_FILE_LIMITS, *_NO_SPACE)
+@contextmanager
+def typed_errors(path: Path, advice: str) -> Iterator[None]:
+    """Translate what the block raises; `advice` says what to do if the path cannot be used."""
+    try:
+        yield
+    except FastnessError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno not in _NOT_OF_THE_PATH:
+            raise PathUnusable(f"{path} cannot be used ({error.strerror}); {advice}") from error
+        raise translate_error(error, path) from error
 
 
 def translate_error(error: Exception, path: Path) -> Backend | Corrupt:

@@ -11,7 +11,7 @@ import shutil
 import struct
 import tempfile
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
@@ -19,11 +19,12 @@ from rocksdict import AccessType, Rdict
 
 from fastness.backends.rocksdb.database import table_options
 from fastness.backends.rocksdb.directory_lock import FLOCK
-from fastness.backends.rocksdb.failures import is_shortage, translate_error
+from fastness.backends.rocksdb.failures import typed_errors
 from fastness.backends.rocksdb.log_check import Repairs, check_durable, check_files
 from fastness.backends.rocksdb.views import CurrentPairs
 from fastness.clock import IdSource, SystemClock
-from fastness.errors import DirectoryInUse, PathUnusable, ReadOnlyTransaction
+from fastness.errors import DirectoryInUse, ReadOnlyTransaction
+from fastness.folders import close_synced
 from fastness.kv import Transaction
 from fastness.kv.serial_database import SerialDatabase
 from fastness.kv.value_cipher import RECORDS, RECORDS_MAX, ValueCipher, default_cipher
@@ -52,18 +53,23 @@ class RocksReader(SerialDatabase):
         """
         super().__init__(SystemClock(), IdSource())
         self.cipher: ValueCipher = cipher or default_cipher()
-        self._lock = _lock_directory(path) if lock else None
-        _remove_stale_links()
-        self._links = tempfile.TemporaryDirectory(prefix=_PREFIX)
-        self._links_lock = os.open(self._links.name, os.O_RDONLY)
-        try:
-            fcntl.flock(self._links_lock, fcntl.LOCK_SH)
-            self._rocks = _open(path, Path(self._links.name), check_files(path) if lock else Repairs())
-            if lock:
-                check_durable(path, self._rocks.latest_sequence_number())
-        except BaseException:
-            self._close_files()
-            raise
+        self._files = ExitStack()
+        with self._files:
+            with typed_errors(path, "choose a data directory that this user can read"):
+                if lock:
+                    self._files.callback(close_synced, _lock_directory(path))
+            with typed_errors(Path(tempfile.gettempdir()), "set TMPDIR to a folder that this user can write"):
+                _remove_stale_links()
+                links = tempfile.TemporaryDirectory(prefix=_PREFIX)
+                self._files.callback(_remove, links)
+                links_lock = os.open(links.name, os.O_RDONLY)
+                self._files.callback(close_synced, links_lock)
+                fcntl.flock(links_lock, fcntl.LOCK_SH)
+            with typed_errors(path, "choose a data directory that this user can read"):
+                self._rocks = _open(path, Path(links.name), check_files(path) if lock else Repairs())
+                if lock:
+                    check_durable(path, self._rocks.latest_sequence_number())
+            self._files = self._files.pop_all()
         self._current: CurrentPairs = CurrentPairs(self._rocks, path, self.cipher)
         try:
             self.cipher.load(self._current.scan(*RECORDS, RECORDS_MAX, False))
@@ -92,24 +98,13 @@ class RocksReader(SerialDatabase):
         """Nothing is written, so there is nothing to wait for."""
 
     def _release(self) -> None:
-        self._rocks.close()
-        self._close_files()
-
-    def _close_files(self) -> None:
-        self._links.cleanup()
-        os.close(self._links_lock)
-        if self._lock is not None:
-            os.close(self._lock)
+        with self._files:
+            self._rocks.close()
 
 
 def _lock_directory(path: Path) -> int:
     """A descriptor that holds a shared lock on RocksDB's lock file, which excludes writers."""
-    try:
-        descriptor = os.open(path / "LOCK", os.O_RDONLY)
-    except OSError as error:
-        raise PathUnusable(
-            f"{path} cannot be locked ({error.strerror}); choose a data directory that this user can read"
-        ) from error
+    descriptor = os.open(path / "LOCK", os.O_RDONLY)
     # An open file description lock: unlike a process lock, it also conflicts with a lock of this process.
     wanted = struct.pack(FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
     try:
@@ -117,10 +112,16 @@ def _lock_directory(path: Path) -> int:
     except OSError as error:
         holder = struct.unpack(FLOCK, fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, wanted))[4]
         if holder != os.getpid():  # Closing any descriptor of a file releases this process's locks on it.
-            os.close(descriptor)
+            close_synced(descriptor)
         owner = f"process {holder}" if holder > 0 else "another process"
         raise DirectoryInUse(f"{path} is already open in {owner}; stop it, then run this again") from error
     return descriptor
+
+
+def _remove(links: "tempfile.TemporaryDirectory[str]") -> None:
+    """Remove the folder; if that fails, a later reader does it, as for killed readers."""
+    with suppress(OSError):
+        links.cleanup()
 
 
 def _remove_stale_links() -> None:
@@ -139,22 +140,15 @@ def _remove_stale_links() -> None:
 
 def _open(path: Path, links: Path, repairs: Repairs) -> Rdict:
     kept = {cut.log.name: cut.offset for cut in repairs.cuts}
-    try:
-        for file in path.iterdir():
-            if file.name == _SETTINGS:
-                shutil.copyfile(file, links / file.name)
-            elif file.name in kept:
-                with file.open("rb") as log:
-                    (links / file.name).write_bytes(log.read(kept[file.name]))
-            elif file.name == "CURRENT" and repairs.current is not None:
-                (links / file.name).write_text(f"{repairs.current}\n")
-            elif file.name != "LOCK":
-                (links / file.name).symlink_to(file.absolute())
-        with panics_as_errors():
-            return Rdict(str(links), table_options(), access_type=AccessType.read_only(False))
-    except OSError as error:
-        if is_shortage(error):
-            raise translate_error(error, path) from error
-        raise PathUnusable(f"{path} cannot be read ({error.strerror}); let this user read it") from error
-    except Exception as error:
-        raise translate_error(error, path) from error
+    for file in path.iterdir():
+        if file.name == _SETTINGS:
+            shutil.copyfile(file, links / file.name)
+        elif file.name in kept:
+            with file.open("rb") as log:
+                (links / file.name).write_bytes(log.read(kept[file.name]))
+        elif file.name == "CURRENT" and repairs.current is not None:
+            (links / file.name).write_text(f"{repairs.current}\n")
+        elif file.name != "LOCK":
+            (links / file.name).symlink_to(file.absolute())
+    with panics_as_errors():
+        return Rdict(str(links), table_options(), access_type=AccessType.read_only(False))
