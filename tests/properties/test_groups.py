@@ -379,7 +379,8 @@ class Groups(RuleBasedStateMachine):
         changes = [VisibilityChange(lease, seconds)]
         (answer,) = self.database.transact(queues.change_visibility, queue, changes, late_owner="ada")
         is_last = not [each for _, other, each in self.ended if other == id and each.fence > lease.fence]
-        if message is None or message.state == "leased" or not is_last or message.keeps_result:
+        is_behind = message is not None and model.first.get(message.group or "", "") > id  # It was redriven.
+        if message is None or message.state == "leased" or not is_last or message.keeps_result or is_behind:
             assert isinstance(answer, QueueMessageLeaseMismatch)
             return
         assert isinstance(answer, StoredMessage)

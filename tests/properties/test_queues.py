@@ -276,19 +276,16 @@ class Model:
         self.process_due(model_queue)
         if model_queue is self.jobs and self.policy.paused:
             return []
-        while (policy := self.policy_of(model_queue)).dead_letter_rule == "deliveries":
-            over = [
-                each
-                for each in model_queue.at("ready")[:limit]
-                if each.origin is None and each.attempts >= policy.max_attempts
-            ]
-            if not over:
-                break
-            delivered = counted(over[0].attempts, "time")
-            over[0].last_error = over[0].last_error or f"It was delivered {delivered} and not acknowledged"
-            self.dead_letter(model_queue, over[0])
-        chosen = model_queue.at("ready")[:limit]
-        for message in chosen:
+        chosen: list[ModelMessage] = []
+        while len(chosen) < limit and (ready := model_queue.at("ready")):
+            message, policy = ready[0], self.policy_of(model_queue)
+            is_counted = policy.dead_letter_rule == "deliveries" and message.origin is None
+            if is_counted and message.attempts >= policy.max_attempts:  # The next one of its group is ready then.
+                delivered = counted(message.attempts, "time")
+                message.last_error = message.last_error or f"It was delivered {delivered} and not acknowledged"
+                self.dead_letter(model_queue, message)
+                continue
+            chosen.append(message)
             message.state, message.owner, message.leased_ms = "leased", owner, self.now_ms
             message.expires_ms = self.now_ms + (message.visibility_ms if visibility_ms is None else visibility_ms)
             message.attempts += 1

@@ -111,6 +111,12 @@ def lease_together(queue_tx: QueueTransaction, group: str, leased: Sequence[byte
     _save(queue_tx, group, _Group(_NO_HEAD, [*others, *leased], leased[-1]))
 
 
+def is_behind_head(queue_tx: QueueTransaction, message: StoredMessage) -> bool:
+    """Whether a message waits for a younger one of its group, because it was redriven or moved meanwhile."""
+    found = None if message.group is None else _find(queue_tx, message.group)
+    return found is not None and found.head != _NO_HEAD and message.id < found.head
+
+
 def lease_again(queue_tx: QueueTransaction, message: StoredMessage) -> None:
     """Note that a message that waited, and was taken out, is leased again."""
     found = None if message.group is None or message.origin is not None else _find(queue_tx, message.group)

@@ -395,7 +395,8 @@ def change_visibility(
     not depend on when that happens.
 
     With a `late_owner`, a lease that has ended is changed, too, as long as its message waits and was not delivered
-    again: the message is leased to that owner until the new end. One with job options or a workflow state is refused.
+    again: the message is leased to that owner until the new end. One with job options or a workflow state is refused,
+    and one that was redriven into a group that goes on meanwhile.
     """
     if late_owner:
         check_owner(late_owner, None)
@@ -439,7 +440,7 @@ def _lease_again(
     found = by_id.find_waiting(queue_tx, id)
     if found is None or found.message.fence != proof.fence or found.message.job is not None or found.message.stateful:
         return None
-    if is_too_old(policy, found.message, queue_tx.tx.now_ms):
+    if is_too_old(policy, found.message, queue_tx.tx.now_ms) or groups.is_behind_head(queue_tx, found.message):
         return None
     message = by_id.take(queue_tx, found)
     groups.lease_again(queue_tx, message)
