@@ -281,6 +281,9 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=3 * len(os.sched_getaffinity(0)), help="at the same time")
     end = arguments.index("--") if "--" in arguments else len(arguments)
     given = parser.parse_args(arguments[:end])
+    for path in given.paths:
+        if not Path(path).exists():
+            parser.error(f"there is no file or folder {path}")
     given.pytest = arguments[end + 1 :]
     given.pytest += [] if given.all else ["-m", "not thorough and not nightly", f"--part={part()}"]
     return given
