@@ -337,6 +337,15 @@ def fill_queue(queue: fastness.Queue, disk: Path) -> int:
     return accepted
 
 
+def is_purged(queue: fastness.Queue) -> bool:
+    """Whether the disk let a purge through."""
+    try:
+        queue.purge()
+    except DiskFull:
+        return False
+    return True
+
+
 def key_space(plane: fastness.Plane) -> tuple[RocksDatabase, DiskSpaceMonitor]:
     """The database of an embedded plane, and what watches its disk."""
     transport = plane._transport
@@ -370,7 +379,10 @@ def test_puts_are_accepted_seconds_after_a_full_disk_was_drained(small_disk: Pat
         queue, (database, monitor) = plane.queue("jobs"), key_space(plane)
         accepted = fill_queue(queue, small_disk)
         queue.ack_many(queue.receive_many(200))
-        assert queue.purge() == accepted - 200
+        if reserve == "default":
+            assert queue.purge() == accepted - 200
+        else:  # It is just what a flush needs, so the purge may have to wait until a merge has freed more.
+            eventually(lambda: is_purged(queue))
         database.flush_tables()
         # Other files take what the log had, so that only the tables of deleted messages can be freed.
         fill(small_disk / "ballast", leave_bytes=monitor.reserve_bytes - 1_000_000)
