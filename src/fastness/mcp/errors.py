@@ -32,7 +32,7 @@ INVALID_ID: Final = msgspec.json.encode(
         "id": None,
         "error": {"code": mcp_types.INVALID_REQUEST, "message": "The id of a request is a string or a whole number"},
     }
-)  # The answer to a request with another id. The SDK takes it for a notification, and a client would wait for ever.
+)  # The answer to a request with another id. The SDK takes it for a notification, and a client would wait without end.
 
 AnyError = TypeVar("AnyError", bound=FastnessError)
 

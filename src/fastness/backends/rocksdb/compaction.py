@@ -70,7 +70,7 @@ class Compactions:
         """How many bytes a merge may write.
 
         It may use the reserve, but not what a flush needs. Above the reserve it may use half, because new data may use
-        the other half meanwhile.
+        the other half.
         """
         return max(min(free_bytes, reserve_bytes) - self._flush_bytes, (free_bytes - reserve_bytes) // 2)
 

@@ -112,7 +112,7 @@ def lease_together(queue_tx: QueueTransaction, group: str, leased: Sequence[byte
 
 
 def is_behind_head(queue_tx: QueueTransaction, message: StoredMessage) -> bool:
-    """Whether a message waits for a younger one of its group, because it was redriven or moved meanwhile."""
+    """Whether a message that was redriven or moved waits for a younger one of its group."""
     found = None if message.group is None else _find(queue_tx, message.group)
     return found is not None and found.head != _NO_HEAD and message.id < found.head
 

@@ -396,7 +396,7 @@ def change_visibility(
 
     With a `late_owner`, a lease that has ended is changed, too, as long as its message waits and was not delivered
     again: the message is leased to that owner until the new end. One with job options or a workflow state is refused,
-    and one that was redriven into a group that goes on meanwhile.
+    and one that was redriven and waits for a younger one of its group.
     """
     if late_owner:
         check_owner(late_owner, None)

@@ -130,7 +130,7 @@ def _rotated_session_logs(objects: ObjectStore, local_hashes: set[str], *, deep:
         except FastnessError as error:
             yield Finding(f"session log {path}", f"it cannot be read ({error})")
     for path in unlisted.values():
-        if _exists(objects, path):  # Otherwise it was removed meanwhile.
+        if _exists(objects, path):  # Otherwise it was removed.
             yield Finding(
                 f"session log {path}",
                 "it has no manifest entry; its records are read, but its age does not remove it",
