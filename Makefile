@@ -39,6 +39,7 @@ format: .venv/.lint
 	$(BIN)/ruff format .
 
 twins: .venv/.lint
+	$(BIN)/python tools/make_options.py
 	$(BIN)/python tools/make_twins.py
 
 # Needs promtool, of Prometheus.

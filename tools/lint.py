@@ -21,7 +21,7 @@ _NO_WORKER: Final = "Failed to establish connection with worker"
 # The longest first. The commands of a part run one after the other: the documents use the cache of mypy on the code.
 PARTS: Final = {
     "mypy": (f"mypy --num-workers {_CORES}", "python tools/check_documents.py"),
-    "twins": ("python tools/make_twins.py --check",),
+    "twins": ("python tools/make_options.py --check", "python tools/make_twins.py --check"),
     "names": ("python tools/check_names.py",),
     "reference": ("python tools/make_reference.py --check",),
     "api-examples": ("python tools/make_api_examples.py --check",),

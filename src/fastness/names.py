@@ -14,9 +14,13 @@ from fastness.limits import NAME_BYTES_MAX, NAMES_CACHED_MAX
 UNIVERSE: Final = "main"  # The tenant of callers that do not name one.
 REPORTS: Final = "reports"  # The collection of reports, and its partition. A row is a JSON document; its key, the name.
 
+# As JSON Schema has them. A name is neither "." nor "..".
+NAME_PATTERN: Final = f"^(?!\\.{{1,2}}$)[A-Za-z0-9._@:+=-]{{1,{NAME_BYTES_MAX}}}$"
+KEY_PATTERN: Final = "^(?!\\.{1,2}(/|$))[A-Za-z0-9._@:+=-]+(/(?!\\.{1,2}(/|$))[A-Za-z0-9._@:+=-]+)*$"
+_NAME: Final = re.compile(NAME_PATTERN.replace("$", r"\Z"))
+_KEY: Final = re.compile(KEY_PATTERN.replace("$", r"\Z"))
 _ALLOWED: Final = f"1 to {NAME_BYTES_MAX} letters (a-z, A-Z), digits and . _ @ : + = -"
-_NAME: Final = re.compile(rf"(?!\.{{1,2}}\Z)[A-Za-z0-9._@:+=-]{{1,{NAME_BYTES_MAX}}}\Z")  # Neither "." nor "..".
-_known: Final[set[str]] = set()  # Names that passed the check: most calls use a name that was used before.
+known_names: Final[set[str]] = set()  # Names that passed the check: most calls use a name that was used before.
 
 
 def checked_name(kind: str, name: object) -> str:
@@ -25,12 +29,12 @@ def checked_name(kind: str, name: object) -> str:
     Raises:
         InvalidName: it is not a name.
     """
-    if name.__class__ is str and name in _known:
+    if name.__class__ is str and name in known_names:
         return name
     if isinstance(name, str) and _NAME.match(name):
-        if len(_known) >= NAMES_CACHED_MAX:
-            _known.clear()
-        _known.add(name)
+        if len(known_names) >= NAMES_CACHED_MAX:
+            known_names.clear()
+        known_names.add(name)
         return name
     raise InvalidName(f"Invalid {kind} name {_shown(name)}: use {_ALLOWED}, and neither '.' nor '..'")
 
@@ -41,7 +45,7 @@ def checked_key(kind: str, key: object) -> str:
     Raises:
         InvalidName: it is not a key.
     """
-    if isinstance(key, str) and (key in _known or _is_key(key)):
+    if isinstance(key, str) and is_key(key):
         return key
     raise InvalidName(
         f"Invalid {kind} key {_shown(key)}: use {_ALLOWED}, with single slashes between parts, "
@@ -79,8 +83,9 @@ def folder_at(named: str) -> Path:
         raise PathUnusable(f"The path {path} cannot be expanded ({error}); write it in full") from error
 
 
-def _is_key(key: str) -> bool:
-    return len(key) <= NAME_BYTES_MAX and all(_NAME.match(part) for part in key.split("/"))
+def is_key(key: str) -> bool:
+    """Whether a text is the key of a lease or a state."""
+    return len(key) <= NAME_BYTES_MAX and _KEY.match(key) is not None
 
 
 def _shown(value: object) -> str:

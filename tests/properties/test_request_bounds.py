@@ -1,7 +1,7 @@
 """Every field of every request refuses values just outside of its declared bounds, and accepts those at its bounds.
 
-The bounds in `fastness.wire.bounds` are described to callers, and the layers enforce them. Here the two are compared:
-each case is a request that could be executed, in which one field has another value.
+The types of fields state their bounds (`fastness.wire.fields`), and what executes a request enforces them. Here the two
+are compared: each case is a request that could be executed, in which one field has another value.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
 import pytest
@@ -25,21 +25,21 @@ from fastness.plane.services import Services
 from fastness.testing.clock import ManualClock
 from fastness.wire.atomic import STEPS, CommitAtomic
 from fastness.wire.blobs import WriteBlob
-from fastness.wire.bounds import STRUCT_FIELDS, bounds_of
 from fastness.wire.catalog import REQUESTS
 from fastness.wire.collections import CommitRows, DeleteRow, DeleteRows, PutRow
 from fastness.wire.entities import EntityWrite, SeenEntity, WriteEntities
+from fastness.wire.fields import bare
 from fastness.wire.hosting import CommitTurn
 from fastness.wire.inboxes import Effect
 from fastness.wire.locks import CheckLock, LockProof
 from fastness.wire.requests import Request
 from fastness.wire.runs import UpdateRun
-from fastness.wire.type_checks import check_types
+from fastness.wire.type_checks import bounds_of, check_types
 from fastness.wire.worlds import CommitSnapshot, PromoteSnapshot
 from tests.support.failures import Failures
 from tests.support.http_server import serving
 from tests.support.populated_plane import PopulatedPlane, request_of
-from tests.support.request_values import filled, is_decodable, options_of, right
+from tests.support.request_values import filled, is_decodable, options_of, right, structs_in
 
 TEXTS = (
     "",
@@ -67,6 +67,7 @@ class Case(NamedTuple):
     field: str
     value: Any
     is_inside: bool
+    kind: Any = None  # The type of the field.
 
     @property
     def place(self) -> tuple[str, str]:
@@ -78,8 +79,8 @@ class Case(NamedTuple):
 
 def cases_of(request: Request[Any]) -> Iterator[Case]:
     for struct, field, put in places(request):
-        for value, is_inside in edges(field.type, bounds_of(struct.__name__, field.name)):
-            yield Case(put(value), struct.__name__, field.name, value, is_inside)
+        for value, is_inside in edges(field.type, bounds_of(field.type)):
+            yield Case(put(value), struct.__name__, field.name, value, is_inside, field.type)
 
 
 def places(value: Any) -> Iterator[tuple[type[msgspec.Struct], msgspec.structs.FieldInfo, Callable[[Any], Any]]]:
@@ -111,9 +112,14 @@ def with_item(items: Any, number: int, value: Any) -> Any:
     return type(items)([*items[:number], value, *items[number + 1 :]])
 
 
+def unannotated(kind: Any) -> Any:
+    """A type whose items, if it has any, keep their bounds."""
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
+
+
 def edges(kind: Any, bounds: Mapping[str, Any]) -> Iterator[tuple[Any, bool]]:
     """Values of a type that are at its bounds (True) or just outside of them (False)."""
-    for option in options_of(kind):
+    for option in map(unannotated, options_of(unannotated(kind))):
         origin = get_origin(option)
         if origin is Literal:
             yield "unknown", False
@@ -154,7 +160,11 @@ def text_edges(bounds: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
 def list_edges(kind: Any, bounds: Mapping[str, Any]) -> Iterator[tuple[Any, bool]]:
     origin, item = get_origin(kind), get_args(kind)[0]
     make: Callable[[int], Any] = lambda number: (  # noqa: E731
-        f"n{number}" if item is str else ["record_id", f"task/{number}"] if item == list[str] else right(item)
+        f"n{number}"
+        if bare(item) is str and not bounds_of(item)
+        else ["record_id", f"task/{number}"]
+        if bare(item) == list[str]
+        else right(item)
     )
     if "minItems" in bounds:
         yield origin(), False
@@ -261,7 +271,7 @@ def check_refusal(case: Case, error: FastnessError | None) -> None:
 def is_explained(case: Case, text: str) -> bool:
     """Whether an error names the field, or shows the value, the number of its items, or the bound."""
     value = case.value
-    highest = bounds_of(*case.place).get("maximum", math.inf)
+    highest = bounds_of(case.kind).get("maximum", math.inf)
     if case.field.endswith("_blob") and "blob" in text:
         return True
     shown = [case.field, repr(value)[:40], *map(repr, value if isinstance(value, dict) else ())]
@@ -358,7 +368,7 @@ def test_values_that_a_server_could_not_decode_are_refused_by_an_embedded_plane(
         request = sample(populated, kind)
         before = populated.everything()
         for struct, field, put in places(request):
-            for value in others_of(field.type):
+            for value in others_of(bare(field.type)):
                 case = Case(put(value), struct.__name__, field.name, value, False)
                 if not is_decodable(case.request):
                     with failures.of(case):
@@ -435,6 +445,8 @@ async def test_remote_requests_are_refused_with_the_same_errors(server: Any) -> 
 
 # The declarations.
 
+STRUCTS = {struct for kind in REQUESTS for struct in structs_in(kind)}
+
 # The main bounds that users know, apart from the declarations.
 KNOWN: dict[tuple[str, str], tuple[float, float]] = {
     ("NewMessage", "priority"): (0, 9),
@@ -462,7 +474,7 @@ KNOWN: dict[tuple[str, str], tuple[float, float]] = {
     ("ClaimWorlds", "lease_seconds"): (0.001, 3_600),
     ("ClaimEffects", "limit"): (1, 128),
     ("PutMessages", "messages"): (1, 256),
-    ("AckMessages", "leases"): (1, 256),
+    ("NackMessages", "leases"): (1, 256),
     ("AppendEntries", "entries"): (1, 256),
     ("CommitAtomic", "operations"): (1, 256),
     ("CommitRows", "changes"): (1, 256),
@@ -476,17 +488,20 @@ KNOWN: dict[tuple[str, str], tuple[float, float]] = {
 
 def test_the_declared_bounds_are_those_that_users_know() -> None:
     failures = Failures()
+    kinds = {
+        (struct.__name__, field.name): field.type for struct in STRUCTS for field in msgspec.structs.fields(struct)
+    }
     for place, known in KNOWN.items():
         with failures.of(place):
-            bounds = bounds_of(*place)
+            bounds = bounds_of(kinds[place])
             pairs = (("minimum", "maximum"), ("minItems", "maxItems"), ("minLength", "maxLength"))
             [found] = [(bounds.get(least), bounds.get(most)) for least, most in pairs if most in bounds]
             assert found == known
-    for name in ("universe", "world", "queue", "group"):
-        with failures.of(name):
-            assert re.search(bounds_of("", name)["pattern"], "x" * 255)
-            assert not re.search(bounds_of("", name)["pattern"], "x" * 256)
-            assert not re.search(bounds_of("", name)["pattern"], "a b")
+    for place in (("PutMessages", "universe"), ("AppendEntries", "world"), ("NewMessage", "group")):
+        with failures.of(place):
+            assert re.search(bounds_of(kinds[place])["pattern"], "x" * 255)
+            assert not re.search(bounds_of(kinds[place])["pattern"], "x" * 256)
+            assert not re.search(bounds_of(kinds[place])["pattern"], "a b")
     failures.check()
 
 
@@ -511,12 +526,18 @@ ELSEWHERE = {"DomainEvent", "PushItem", "Row"}
 
 def test_every_number_has_a_bound_and_every_bound_is_tried(populated: PopulatedPlane) -> None:
     tried = {(struct.__name__, field.name) for kind in REQUESTS for struct, field, _ in places(sample(populated, kind))}
-    assert {place for place in STRUCT_FIELDS if place[0] not in ELSEWHERE} <= tried
+    bounded = {
+        (struct.__name__, field.name)
+        for struct in STRUCTS
+        for field in msgspec.structs.fields(struct)
+        if bounds_of(field.type) and struct.__name__ not in ELSEWHERE
+    }
+    assert bounded <= tried
     unbounded = [
         (struct.__name__, field.name, put)
         for kind in REQUESTS
         for struct, field, put in places(sample(populated, kind))
-        if {int, float} & {*options_of(field.type)} and not bounds_of(struct.__name__, field.name)
+        if {int, float} & {*options_of(bare(field.type))} and not bounds_of(field.type)
     ]
     failures = Failures()
     for struct, name, put in unbounded:

@@ -1,12 +1,18 @@
 """Values of the types that requests declare."""
 
+import re
+from collections.abc import Iterator
 from enum import Enum
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
+from fastness.wire.fields import bare
+from fastness.wire.type_checks import bounds_of
+
 SCALARS: dict[Any, Any] = {str: "a", int: 1, float: 1.5, bool: True, bytes: b"\x01"}  # One, as canonical CBOR.
+TEXTS = ("a", "0" * 64)
 
 
 def options_of(kind: Any) -> tuple[Any, ...]:
@@ -14,17 +20,21 @@ def options_of(kind: Any) -> tuple[Any, ...]:
 
 
 def right(kind: Any) -> Any:
-    """A value of a type."""
-    kind = options_of(kind)[0]
+    """A value of a type, within its bounds."""
+    bounds = bounds_of(kind)
+    kind = options_of(bare(kind))[0]
     origin, args = get_origin(kind), get_args(kind)
+    if kind is str:
+        texts = [text for text in (*bounds.get("enum", ()), *TEXTS) if re.search(bounds.get("pattern", ""), text)]
+        return texts[0]
     if kind in SCALARS:
         return SCALARS[kind]
     if origin is Literal:
         return args[0]
     if origin in (list, dict):
-        return origin()
+        return [right(args[0])] * bounds.get("minItems", 0) if origin is list else {}
     if origin is tuple:
-        return () if args[-1] is ... else tuple(map(right, args))
+        return (right(args[0]),) * bounds.get("minItems", 0) if args[-1] is ... else tuple(map(right, args))
     if issubclass(kind, Enum):
         return next(iter(kind))
     return filled(kind)
@@ -33,6 +43,16 @@ def right(kind: Any) -> Any:
 def filled(kind: type[msgspec.Struct]) -> Any:
     """A struct whose required fields have values of their types."""
     return kind(**{each.name: right(each.type) for each in msgspec.structs.fields(kind) if each.required})
+
+
+def structs_in(kind: Any) -> Iterator[type[msgspec.Struct]]:
+    """The structs in a type, with itself."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        yield kind
+        for field in msgspec.structs.fields(kind):
+            yield from structs_in(field.type)
+    for part in get_args(kind):
+        yield from structs_in(part)
 
 
 def is_decodable(value: msgspec.Struct) -> bool:

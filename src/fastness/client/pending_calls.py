@@ -11,7 +11,7 @@ from fastness.errors import FastnessError, InvalidArgument, Unsupported
 from fastness.limits import FRAME_BYTES_MAX
 from fastness.wire.answers import decoder_of
 from fastness.wire.frames import AnyRequest, Call, decode_calls, encode
-from fastness.wire.type_checks import refusal_of
+from fastness.wire.type_checks import check_types, refusal_of
 
 _FRAME_BYTES: Final = FRAME_BYTES_MAX // 2  # A longer list of calls is split into several frames.
 _CALL_BYTES_MAX: Final = FRAME_BYTES_MAX - 64  # A frame of one call is a few bytes longer than the call.
@@ -58,6 +58,7 @@ class PendingCall(Generic[AnyFuture]):
         self.number = number
         self.request = request
         self.key = key
+        check_types(request)
         self.data = _encode(Call(number, request, key))
         self.decode = _decoder_of(request)
         self.future = future
@@ -122,7 +123,7 @@ def _decode_error(data: bytes) -> Exception | None:
     return None
 
 
-def _refusal(request: AnyRequest, error: Exception) -> InvalidArgument:
+def _refusal(request: AnyRequest, error: Exception) -> FastnessError:
     """The error of a request that cannot be sent."""
     found = refusal_of(type(request), request)
     return found or InvalidArgument(f"{type(request).__name__} cannot be sent: {error}")

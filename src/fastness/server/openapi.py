@@ -5,7 +5,7 @@ import inspect
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from starlette.requests import Request as HttpRequest
@@ -13,9 +13,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from fastness.server.http import json_codec
-from fastness.server.http.bounds import with_bounds
 from fastness.server.http.endpoints import BYTES, Endpoint, Parameter, first_sentence
 from fastness.server.http.events import SSE
+from fastness.server.http.limits import IDEMPOTENCY_KEY_CHARACTERS_MAX
 from fastness.server.http.message_schemas import (
     FoundMessageView,
     LeasedMessageView,
@@ -25,6 +25,7 @@ from fastness.server.http.message_schemas import (
 )
 from fastness.server.openapi_examples import add_examples, problem_responses, problems, response_name
 from fastness.server.problems import JSON
+from fastness.wire.fields import Name
 from fastness.wire.problems import Problem
 from fastness.wire.queues import Delivery, FoundMessage, LeasedMessage, MessageInfo, MessageResult
 
@@ -37,6 +38,7 @@ _VIEWS: Final[dict[type, type]] = {
     MessageInfo: MessageInfoView,
     MessageResult: MessageResultView,
 }
+_BASE64: Final = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 _ANY_JSON: Final = {"description": "Any JSON value."}
 _TAGS: Final = {
     "calls": "Any request, and atomic lists of operations.",
@@ -68,7 +70,9 @@ _TAGS: Final = {
     "audit": "Who did what, when and from where.",
 }
 _COMMON_PARAMETERS: Final = (
-    Parameter("X-Fastness-Universe", "header", description="The universe, if neither the body nor the query has one."),
+    Parameter(
+        "X-Fastness-Universe", "header", Name, description="The universe, if neither the body nor the query has one."
+    ),
     Parameter(
         "X-Correlation-Id", "header", description="1 to 128 printable ASCII characters; returned with the response."
     ),
@@ -78,6 +82,7 @@ _UNIVERSE: Final = Parameter("universe", "query", description="The universe, if 
 _IDEMPOTENCY: Final = Parameter(
     "Idempotency-Key",
     "header",
+    Annotated[str, msgspec.Meta(min_length=1, max_length=IDEMPOTENCY_KEY_CHARACTERS_MAX)],
     description="1 to 255 characters. A write that is repeated with the same key is executed once and gets the same "
     "response. A different write with that key is rejected with 422 idempotency_key_reused.",
 )
@@ -291,7 +296,16 @@ def _add_bounds(endpoints: Sequence[Endpoint], names: dict[int, Any], components
                 if "properties" in schema:
                     schema["additionalProperties"] = False  # `json_codec` rejects unknown fields.
                 for field, each in schema.get("properties", {}).items():
-                    schema["properties"][field] = with_bounds(each, name, field)
+                    schema["properties"][field] = _strict(each)
+
+
+def _strict(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a field, with the form of its numbers and bytes."""
+    if "anyOf" in schema:
+        return {**schema, "anyOf": [*map(_strict, schema["anyOf"])]}
+    if schema.get("type") == "string" and "contentEncoding" in schema:
+        return {**schema, "pattern": _BASE64}
+    return {**schema, "format": "int64"} if schema.get("type") == "integer" else schema
 
 
 def _references(value: Any) -> Iterator[str]:
@@ -321,7 +335,7 @@ def _shape_schema(shape: json_codec.Shape, value: dict[str, str]) -> dict[str, A
 
 def _parameter(parameter: Parameter, names: dict[int, Any]) -> dict[str, Any]:
     schema = names.get(id(parameter.type)) or {"type": "string"}
-    schema = with_bounds(schema, parameter.location, parameter.name, of=parameter.request)
+    schema = _strict(schema)
     described: dict[str, Any] = {"name": parameter.name, "in": parameter.location, "schema": schema}
     if schema.get("type") == "array":
         described |= {"style": "form", "explode": False}  # Separated by commas.

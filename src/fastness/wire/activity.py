@@ -5,6 +5,7 @@ import msgspec
 from fastness.errors import InvalidValue
 from fastness.names import UNIVERSE
 from fastness.tiers import Tier
+from fastness.wire.fields import Limit, Name
 from fastness.wire.requests import Committed, Operation, Request, Route
 
 
@@ -48,10 +49,10 @@ class LogRecords(Request[Committed], frozen=True, tag="activity.log"):
         stores=True, http=(Route("POST", "/v1/activity", "Append records to the log of a session.", status=202),)
     )
 
-    session: str
+    session: Name
     records: list[bytes]
-    kind: str = "activity"
-    universe: str = UNIVERSE
+    kind: Name = "activity"
+    universe: Name = UNIVERSE
 
     def check(self) -> None:
         for record in self.records:
@@ -68,17 +69,17 @@ class ReadLog(Request[LoggedRecords], frozen=True, tag="activity.read"):
         reads=True, http=(Route("GET", "/v1/activity", "Read the records of a session, of a kind, or all."),)
     )
 
-    session: str | None = None
+    session: Name | None = None
     kind: str | None = None
     after: str | None = None
-    limit: int = 1_000
-    universe: str = UNIVERSE
+    limit: Limit = 1_000
+    universe: Name = UNIVERSE
 
 
 class ListLogs(Request[LogFiles], frozen=True, tag="activity.files"):
     operation = Operation(reads=True, http=(Route("GET", "/v1/activity/files", "List the log files."),))
 
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
 
 
 class EndSession(Request[Committed], frozen=True, tag="activity.end"):
@@ -89,9 +90,9 @@ class EndSession(Request[Committed], frozen=True, tag="activity.end"):
         http=(Route("POST", "/v1/activity/end", "Close the logs of a session."),),
     )
 
-    session: str
-    kind: str | None = None
-    universe: str = UNIVERSE
+    session: Name
+    kind: Name | None = None
+    universe: Name = UNIVERSE
 
 
 ACCEPTED = Committed(Tier.BEST_EFFORT)

@@ -3,6 +3,7 @@
 import msgspec
 
 from fastness.names import UNIVERSE
+from fastness.wire.fields import Limit, Name
 from fastness.wire.requests import Operation, Request, Route
 
 
@@ -37,9 +38,9 @@ class RegisterAgent(Request[Agent], frozen=True, tag="agents.register"):
 
     name: str
     public_key: bytes | None = None
-    world: str | None = None
+    world: Name | None = None
     replace: bool = False
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
 
 
 class GetAgent(Request[FoundAgent], frozen=True, tag="agents.get"):
@@ -49,12 +50,12 @@ class GetAgent(Request[FoundAgent], frozen=True, tag="agents.get"):
     )
 
     name: str
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
 
 
 class ListAgents(Request[AgentsPage], frozen=True, tag="agents.list"):
     operation = Operation(reads=True, http=(Route("GET", "/v1/agents", "List the registered agents."),))
 
     after: str = ""
-    limit: int = 100
-    universe: str = UNIVERSE
+    limit: Limit = 100
+    universe: Name = UNIVERSE

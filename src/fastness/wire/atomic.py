@@ -1,9 +1,11 @@
 """A list of operations that commits as one, or not at all."""
 
-from typing import TYPE_CHECKING, Any, Final, Union
+from typing import TYPE_CHECKING, Annotated, Any, Final, Union
 
 import msgspec
+from msgspec import Meta
 
+from fastness import limits
 from fastness.wire import collections, entities, hosting, leases, locks, mail, queues, runs, states, worlds
 from fastness.wire.requests import Request
 
@@ -28,7 +30,7 @@ class Answers(msgspec.Struct, frozen=True):
 class CommitAtomic(Request[Answers], frozen=True, tag="atomic.commit"):
     """Execute every operation in one transaction. If one of them fails, nothing is written."""
 
-    operations: list[Step]
+    operations: Annotated[list[Step], Meta(min_length=1, max_length=limits.ATOMIC_OPERATIONS_MAX)]
 
     def check(self) -> None:
         for operation in self.operations:

@@ -6,12 +6,15 @@ of what was changed and which fields changed, never payloads, secrets or texts o
 
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import Meta
 
+from fastness import limits
 from fastness.limits import AUDIT_TEXT_BYTES_MAX
 from fastness.wire.atomic import CommitAtomic
+from fastness.wire.fields import Name
 from fastness.wire.queues import Outcomes
 from fastness.wire.requests import Operation, Request, Route
 from fastness.wire.sqs import ATTRIBUTES
@@ -86,13 +89,13 @@ class ReadAudit(Request[AuditPage], frozen=True, tag="audit.read"):
         ),
     )
 
-    universe: str | None = None
+    universe: Name | None = None
     since_ms: int | None = None  # Entries from this time on,
     until_ms: int | None = None  # and before this one.
     actor: str = ""  # Of this token or user; empty: of all.
     action: str = ""  # A verb such as `queue:purge`, or a beginning with a star, such as `queue:*`; empty: all.
     after: str = ""
-    limit: int = 100
+    limit: Annotated[int, Meta(ge=1, le=limits.AUDIT_LISTED_MAX)] = 100
 
 
 def audited_parts(request: Request[Any]) -> list[Request[Any]]:

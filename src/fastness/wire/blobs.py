@@ -3,6 +3,7 @@
 import msgspec
 
 from fastness.names import UNIVERSE
+from fastness.wire.fields import Hash, Name
 from fastness.wire.requests import Committed, Operation, Request, Route
 
 
@@ -31,22 +32,22 @@ class PutBlob(Request[Stored], frozen=True, tag="blobs.put"):
     operation = Operation(stores=True, repeatable="the same bytes are stored once, under the same hash")
 
     data: bytes
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
     pinned: bool = True  # False: deleted some time after nothing names it any more.
 
 
 class GetBlob(Request[Body], frozen=True, tag="blobs.get"):
     operation = Operation(reads=True)
 
-    hash: str
-    universe: str = UNIVERSE
+    hash: Hash
+    universe: Name = UNIVERSE
 
 
 class FindBlob(Request[Known], frozen=True, tag="blobs.find"):
     operation = Operation(reads=True)
 
-    hash: str
-    universe: str = UNIVERSE
+    hash: Hash
+    universe: Name = UNIVERSE
 
 
 class WriteBlob(Request[Stored], frozen=True, tag="blobs.write"):
@@ -54,7 +55,7 @@ class WriteBlob(Request[Stored], frozen=True, tag="blobs.write"):
 
     operation = Operation(stores=True, repeatable="the same bytes are stored once, under the same hash", network=False)
 
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
     pinned: bool = True  # False: deleted some time after nothing names it any more.
 
 
@@ -73,8 +74,8 @@ class PinBlob(Request[Committed], frozen=True, tag="blobs.pin"):
         ),
     )
 
-    hash: str
-    universe: str = UNIVERSE
+    hash: Hash
+    universe: Name = UNIVERSE
     pinned: bool = True
 
 
@@ -83,7 +84,7 @@ class OpenBlob(Request[Stored], frozen=True, tag="blobs.open"):
 
     operation = Operation(reads=True, network=False)
 
-    hash: str
-    universe: str = UNIVERSE
+    hash: Hash
+    universe: Name = UNIVERSE
     start: int = 0
     length: int | None = None  # None: up to the end.

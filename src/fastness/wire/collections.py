@@ -1,13 +1,17 @@
 """Collections: rows in the order of their keys, in partitions, changed by commits of several rows."""
 
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
+from fastness import limits
 from fastness.names import UNIVERSE
+from fastness.wire.fields import Count, Name
 from fastness.wire.requests import Operation, Request, Route
 
 RowKey: TypeAlias = tuple[str | int, ...]  # 1 to 8 texts or integers. Integers sort after texts.
+WholeRowKey = Annotated[RowKey, Meta(min_length=1, max_length=limits.COLLECTION_KEY_ELEMENTS_MAX)]
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -32,27 +36,27 @@ class PutRow(_Change, frozen=True, tag="put"):
         ttl_seconds: how long the row exists; None: until it is deleted.
     """
 
-    partition: str
-    key: RowKey
+    partition: Annotated[str, Meta(min_length=1, max_length=limits.COLLECTION_PARTITION_BYTES_MAX)]
+    key: WholeRowKey
     value: bytes
-    if_version: int | None = None
+    if_version: Count | None = None
     keep_existing: bool = False
-    ttl_seconds: float | None = None
+    ttl_seconds: Annotated[float, Meta(ge=0.001, le=limits.COLLECTION_TTL_SECONDS_MAX)] | None = None
 
 
 class DeleteRow(_Change, frozen=True, tag="delete"):
     """Delete a row, if it exists. `if_version`: the version that it must have."""
 
-    partition: str
-    key: RowKey
-    if_version: int | None = None
+    partition: Annotated[str, Meta(min_length=1, max_length=limits.COLLECTION_PARTITION_BYTES_MAX)]
+    key: WholeRowKey
+    if_version: Count | None = None
 
 
 class DeleteRows(_Change, frozen=True, tag="delete_all"):
     """Delete all rows of a partition whose keys start with `prefix`."""
 
-    partition: str
-    prefix: RowKey = ()
+    partition: Annotated[str, Meta(min_length=1, max_length=limits.COLLECTION_PARTITION_BYTES_MAX)]
+    prefix: Annotated[RowKey, Meta(max_length=limits.COLLECTION_KEY_ELEMENTS_MAX)] = ()
 
 
 RowChange: TypeAlias = PutRow | DeleteRow | DeleteRows
@@ -124,9 +128,9 @@ class CommitRows(Request[RowVersions], frozen=True, tag="collections.commit"):
         http=(Route("POST", "/v1/collections/{collection}/commit", "Write and delete rows in one commit."),),
     )
 
-    collection: str
-    changes: list[RowChange]
-    universe: str = UNIVERSE
+    collection: Name
+    changes: Annotated[list[RowChange], Meta(min_length=1, max_length=limits.COLLECTION_CHANGES_MAX)]
+    universe: Name = UNIVERSE
 
 
 class GetRows(Request[FoundRows], frozen=True, tag="collections.get"):
@@ -135,10 +139,10 @@ class GetRows(Request[FoundRows], frozen=True, tag="collections.get"):
         http=(Route("POST", "/v1/collections/{collection}/get", "Read rows by their keys."),),
     )
 
-    collection: str
-    partition: str
-    keys: list[RowKey]
-    universe: str = UNIVERSE
+    collection: Name
+    partition: Annotated[str, Meta(min_length=1, max_length=limits.COLLECTION_PARTITION_BYTES_MAX)]
+    keys: Annotated[list[RowKey], Meta(max_length=limits.COLLECTION_ROWS_MAX)]
+    universe: Name = UNIVERSE
 
 
 class ScanRows(Request[RowPage], frozen=True, tag="collections.scan"):
@@ -149,14 +153,14 @@ class ScanRows(Request[RowPage], frozen=True, tag="collections.scan"):
         http=(Route("POST", "/v1/collections/{collection}/scan", "List rows of a partition, in the order of keys."),),
     )
 
-    collection: str
-    partition: str
-    prefix: RowKey = ()
-    after: RowKey | None = None
-    before: RowKey | None = None
-    limit: int = 1_000
+    collection: Name
+    partition: Annotated[str, Meta(min_length=1, max_length=limits.COLLECTION_PARTITION_BYTES_MAX)]
+    prefix: Annotated[RowKey, Meta(max_length=limits.COLLECTION_KEY_ELEMENTS_MAX)] = ()
+    after: WholeRowKey | None = None
+    before: WholeRowKey | None = None
+    limit: Annotated[int, Meta(ge=1, le=limits.COLLECTION_ROWS_MAX)] = 1_000
     reverse: bool = False
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
 
 
 class WaitForRows(Request[ChangedRows], frozen=True, tag="collections.wait"):
@@ -164,10 +168,10 @@ class WaitForRows(Request[ChangedRows], frozen=True, tag="collections.wait"):
 
     operation = Operation(reads=True, permission="collection:get")  # What it answers, `get` can read.
 
-    collection: str
+    collection: Name
     rows: list[KnownRow]
-    wait_seconds: float = 0.0
-    universe: str = UNIVERSE
+    wait_seconds: Annotated[float, Meta(ge=0, le=limits.COLLECTION_WAIT_SECONDS_MAX)] = 0.0
+    universe: Name = UNIVERSE
 
 
 class ListPartitions(Request[PartitionPage], frozen=True, tag="collections.partitions"):
@@ -178,16 +182,16 @@ class ListPartitions(Request[PartitionPage], frozen=True, tag="collections.parti
         http=(Route("GET", "/v1/collections/{collection}/partitions", "List the partitions with rows."),),
     )
 
-    collection: str
-    prefix: str = ""
-    after: str = ""
-    limit: int = 100
-    universe: str = UNIVERSE
+    collection: Name
+    prefix: Annotated[str, Meta(max_length=limits.COLLECTION_PARTITION_BYTES_MAX)] = ""
+    after: Annotated[str, Meta(max_length=limits.COLLECTION_PARTITION_BYTES_MAX)] = ""
+    limit: Annotated[int, Meta(ge=1, le=limits.COLLECTION_ROWS_MAX)] = 100
+    universe: Name = UNIVERSE
 
 
 class ListCollections(Request[CollectionNames], frozen=True, tag="collections.list"):
     operation = Operation(reads=True, http=(Route("GET", "/v1/collections", "List the collections with rows."),))
 
     after: str = ""
-    limit: int = 100
-    universe: str = UNIVERSE
+    limit: Annotated[int, Meta(ge=1, le=limits.COLLECTION_ROWS_MAX)] = 100
+    universe: Name = UNIVERSE

@@ -4,10 +4,15 @@ An effect is claimed under a lease with a fence, as a message of a queue is, car
 goes into the inbox of its world in the commit that removes it.
 """
 
-import msgspec
+from typing import Annotated
 
+import msgspec
+from msgspec import Meta
+
+from fastness import limits
 from fastness.limits import EFFECT_LEASE_SECONDS
 from fastness.names import UNIVERSE
+from fastness.wire.fields import Hash, Limit, Name, Owner
 from fastness.wire.requests import Committed, Operation, Request, Route
 
 
@@ -57,10 +62,10 @@ class ListEffects(Request[EffectPage], frozen=True, tag="effects.list"):
         ),
     )
 
-    world: str | None = None
+    world: Name | None = None
     after: str = ""
-    limit: int = 100
-    universe: str = UNIVERSE
+    limit: Limit = 100
+    universe: Name = UNIVERSE
 
 
 class ClaimEffects(Request[EffectPage], frozen=True, tag="effects.claim"):
@@ -68,18 +73,18 @@ class ClaimEffects(Request[EffectPage], frozen=True, tag="effects.claim"):
 
     operation = Operation(http=(Route("POST", "/v1/effects/claim", "Lease effects that are due."),))
 
-    kinds: list[str]
-    owner: str
-    limit: int = 1
-    lease_seconds: float = EFFECT_LEASE_SECONDS
-    wait_seconds: float = 0.0
-    universe: str = UNIVERSE
+    kinds: Annotated[list[str], Meta(min_length=1, max_length=limits.EFFECT_KINDS_MAX)]
+    owner: Owner
+    limit: Annotated[int, Meta(ge=1, le=limits.EFFECT_CLAIMS_MAX)] = 1
+    lease_seconds: Annotated[float, Meta(ge=0.001, le=limits.EFFECT_LEASE_SECONDS_MAX)] = EFFECT_LEASE_SECONDS
+    wait_seconds: Annotated[float, Meta(ge=0, le=limits.HOST_WAIT_SECONDS_MAX)] = 0.0
+    universe: Name = UNIVERSE
 
 
 class ClaimedEffect(msgspec.Struct, frozen=True):
     """An effect, and the fence of a claim on it."""
 
-    world: str
+    world: Name
     height: int
     number: int
     fence: int
@@ -90,8 +95,8 @@ class ReleaseEffects(Request[Committed], frozen=True, tag="effects.release"):
 
     operation = Operation(http=(Route("POST", "/v1/effects/release", "Give claimed effects back."),))
 
-    effects: list[ClaimedEffect]
-    universe: str = UNIVERSE
+    effects: Annotated[list[ClaimedEffect], Meta(min_length=1, max_length=limits.EFFECT_CLAIMS_MAX)]
+    universe: Name = UNIVERSE
 
 
 class CompleteEffect(Request[Committed], frozen=True, tag="effects.complete"):
@@ -103,15 +108,15 @@ class CompleteEffect(Request[Committed], frozen=True, tag="effects.complete"):
         http=(Route("POST", "/v1/worlds/{world}/effects/{height}/{number}/complete", "Complete an effect."),),
     )
 
-    world: str
+    world: Name
     height: int
     number: int
     fence: int
     payload: bytes = b""
-    payload_blob: str | None = None
+    payload_blob: Hash | None = None
     adapter_id: str = ""
     signature: bytes = b""
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
 
 
 class FailEffect(Request[Attempted], frozen=True, tag="effects.fail"):
@@ -124,14 +129,14 @@ class FailEffect(Request[Attempted], frozen=True, tag="effects.fail"):
         http=(Route("POST", "/v1/worlds/{world}/effects/{height}/{number}/fail", "Record a failed attempt."),)
     )
 
-    world: str
+    world: Name
     height: int
     number: int
     fence: int
     error: str
-    delay_seconds: float | None = None
+    delay_seconds: Annotated[float, Meta(ge=0, le=limits.EFFECT_DELAY_SECONDS_LONGEST)] | None = None
     is_final: bool = False
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
 
 
 class ExtendEffect(Request[Committed], frozen=True, tag="effects.extend"):
@@ -141,9 +146,9 @@ class ExtendEffect(Request[Committed], frozen=True, tag="effects.extend"):
         http=(Route("POST", "/v1/worlds/{world}/effects/{height}/{number}/extend", "Extend the lease of an effect."),),
     )
 
-    world: str
+    world: Name
     height: int
     number: int
     fence: int
-    lease_seconds: float = EFFECT_LEASE_SECONDS
-    universe: str = UNIVERSE
+    lease_seconds: Annotated[float, Meta(ge=0.001, le=limits.EFFECT_LEASE_SECONDS_MAX)] = EFFECT_LEASE_SECONDS
+    universe: Name = UNIVERSE

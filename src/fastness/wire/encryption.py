@@ -1,9 +1,14 @@
 """Encryption at rest: which universes are encrypted, and their keys."""
 
-import msgspec
+from typing import Annotated
 
+import msgspec
+from msgspec import Meta
+
+from fastness import limits
 from fastness.errors import InvalidArgument
 from fastness.limits import ENCRYPTION_REWRITE_CALL
+from fastness.wire.fields import Name
 from fastness.wire.requests import Operation, Request
 
 
@@ -43,7 +48,7 @@ class EnableEncryption(Request[UniverseEncryption], frozen=True, tag="encryption
 
     operation = Operation(repeatable="a universe is encrypted once", permission="encryption:enable", audited=True)
 
-    universe: str
+    universe: Name
 
 
 class RotateKey(Request[UniverseEncryption], frozen=True, tag="encryption.rotate"):
@@ -51,7 +56,7 @@ class RotateKey(Request[UniverseEncryption], frozen=True, tag="encryption.rotate
 
     operation = Operation(repeatable="another new key does no harm", permission="encryption:rotate", audited=True)
 
-    universe: str  # Empty: the plane's own.
+    universe: Name  # Empty: the plane's own.
     master: bool = False
 
 
@@ -62,8 +67,10 @@ class RewriteValues(Request[Rewritten], frozen=True, tag="encryption.rewrite"):
         repeatable="it goes on where the last call ended", permission="encryption:rewrite", audited=True
     )
 
-    universe: str  # Empty: the plane's own.
-    limit: int = ENCRYPTION_REWRITE_CALL  # How many values to look at.
+    universe: Name  # Empty: the plane's own.
+    limit: Annotated[int, Meta(ge=1, le=limits.ENCRYPTION_REWRITE_CALL)] = (
+        ENCRYPTION_REWRITE_CALL  # How many values to look at.
+    )
 
     def check(self) -> None:
         if not 1 <= self.limit <= ENCRYPTION_REWRITE_CALL:

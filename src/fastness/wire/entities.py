@@ -1,10 +1,15 @@
 """Entities: records whose fields have tiers."""
 
-import msgspec
+from typing import Annotated
 
+import msgspec
+from msgspec import Meta
+
+from fastness import limits
 from fastness.names import UNIVERSE
 from fastness.tiers import Tier
 from fastness.wire.canonical import check_canonical
+from fastness.wire.fields import Limit, Name, SummaryLimit
 from fastness.wire.requests import Operation, Request, Route
 
 Fields = dict[str, bytes]  # Each value as canonical CBOR.
@@ -67,16 +72,16 @@ class Changes(msgspec.Struct, frozen=True):
 class EntityWrite(msgspec.Struct, frozen=True):
     """Fields to set and to remove; the others stay."""
 
-    kind: str
-    id: str
-    fields: Fields = msgspec.field(default_factory=dict)
+    kind: Name
+    id: Name
+    fields: dict[Name, bytes] = msgspec.field(default_factory=dict)
     removed: list[str] = msgspec.field(default_factory=list)
 
 
 class SeenEntity(msgspec.Struct, frozen=True):
     """A version that must still be current when the transaction commits; 0: the entity must not exist."""
 
-    kind: str
+    kind: Name
     id: str
     version: int
     stamp: bytes = b""
@@ -108,9 +113,9 @@ class GetEntity(Request[FoundEntity], frozen=True, tag="entities.get"):
 
     operation = Operation(reads=True)
 
-    kind: str
-    id: str
-    universe: str = UNIVERSE
+    kind: Name
+    id: Name
+    universe: Name = UNIVERSE
     best_effort: bool = False
 
 
@@ -122,10 +127,10 @@ class ScanEntities(Request[Entities], frozen=True, tag="entities.scan"):
         http=(Route("GET", "/v1/entities/{kind}", "List the entities of a kind, in the order of their ids."),),
     )
 
-    kind: str
+    kind: Name
     after: str = ""
-    limit: int = 100
-    universe: str = UNIVERSE
+    limit: Limit = 100
+    universe: Name = UNIVERSE
     best_effort: bool = False
 
 
@@ -136,8 +141,8 @@ class ListKinds(Request[EntityKinds], frozen=True, tag="entities.kinds"):
     )
 
     after: str = ""
-    limit: int = 100
-    universe: str = UNIVERSE
+    limit: SummaryLimit = 100
+    universe: Name = UNIVERSE
 
 
 class ReadChanges(Request[Changes], frozen=True, tag="entities.history"):
@@ -147,11 +152,11 @@ class ReadChanges(Request[Changes], frozen=True, tag="entities.history"):
         reads=True, http=(Route("GET", "/v1/entities/{kind}/{id}/history", "Read the latest changes of an entity."),)
     )
 
-    kind: str
-    id: str
+    kind: Name
+    id: Name
     after: int = 0
-    limit: int = 100
-    universe: str = UNIVERSE
+    limit: Limit = 100
+    universe: Name = UNIVERSE
 
 
 class WriteEntities(Request[Written], frozen=True, tag="entities.write"):
@@ -166,10 +171,10 @@ class WriteEntities(Request[Written], frozen=True, tag="entities.write"):
         http=(Route("POST", "/v1/entities/transaction", "Change several entities in one commit."),),
     )
 
-    writes: list[EntityWrite]
+    writes: Annotated[list[EntityWrite], Meta(min_length=1, max_length=limits.ENTITY_WRITES_MAX)]
     seen: list[SeenEntity] = msgspec.field(default_factory=list)
-    session: str | None = None
-    universe: str = UNIVERSE
+    session: Name | None = None
+    universe: Name = UNIVERSE
     # The id of the caller's lock session: its own locks do not exclude the write, which is refused once it has ended.
     lock_session: str | None = None
 
@@ -184,12 +189,12 @@ class PutEntity(Request[Written], frozen=True, tag="entities.put"):
 
     operation = Operation(stores=True)
 
-    kind: str
-    id: str
-    fields: Fields
+    kind: Name
+    id: Name
+    fields: dict[Name, bytes]
     expected_version: int
-    session: str | None = None
-    universe: str = UNIVERSE
+    session: Name | None = None
+    universe: Name = UNIVERSE
     # The id of the caller's lock session: its own locks do not exclude the write, which is refused once it has ended.
     lock_session: str | None = None
 
@@ -201,8 +206,8 @@ class PutEntity(Request[Written], frozen=True, tag="entities.put"):
 class DeleteEntity(Request[Written], frozen=True, tag="entities.delete"):
     """Delete an entity; its version continues if it is created again."""
 
-    kind: str
-    id: str
+    kind: Name
+    id: Name
     expected_version: int | None = None
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
     lock_session: str | None = None

@@ -4,11 +4,16 @@ A host claims worlds that have work. A claim is a lease with a fence: only its h
 is one commit: inbox items that were handled move to the journal, with the records and everything else of the turn.
 """
 
-import msgspec
+from typing import Annotated
 
+import msgspec
+from msgspec import Meta
+
+from fastness import limits
 from fastness.limits import HOST_LEASE_SECONDS
 from fastness.names import UNIVERSE
 from fastness.wire.canonical import check_canonical
+from fastness.wire.fields import Count, DelaySeconds, Hash, Limit, Name, Owner
 from fastness.wire.inboxes import Effect, InboxItem, Timer
 from fastness.wire.requests import Committed, Operation, Request, Route
 
@@ -76,7 +81,7 @@ def summary_of(error: str) -> str:
 class GivenBack(msgspec.Struct, frozen=True):
     """A world that its host gives back, and what the host has seen of it."""
 
-    world: str
+    world: Name
     fence: int
     head: int  # Of the journal. Records that the host has not seen are work for the next one.
     has_work: bool = False
@@ -132,12 +137,12 @@ class ClaimWorlds(Request[ClaimedWorlds], frozen=True, tag="hosting.claim"):
         http=(Route("POST", "/v1/hosting/claim", "Claim worlds that have work."),),
     )
 
-    programs: list[str]
-    owner: str
-    limit: int = 16
-    lease_seconds: float = HOST_LEASE_SECONDS
-    wait_seconds: float = 0.0
-    universe: str = UNIVERSE
+    programs: Annotated[list[str], Meta(max_length=limits.HOST_PROGRAMS_MAX)]
+    owner: Owner
+    limit: Annotated[int, Meta(ge=1, le=limits.HOSTED_WORLDS_MAX)] = 16
+    lease_seconds: Annotated[float, Meta(ge=0.001, le=limits.HOST_LEASE_SECONDS_MAX)] = HOST_LEASE_SECONDS
+    wait_seconds: Annotated[float, Meta(ge=0, le=limits.HOST_WAIT_SECONDS_MAX)] = 0.0
+    universe: Name = UNIVERSE
 
 
 class CommitTurn(Request[TurnCommitted], frozen=True, tag="hosting.commit"):
@@ -155,20 +160,26 @@ class CommitTurn(Request[TurnCommitted], frozen=True, tag="hosting.commit"):
         http=(Route("POST", "/v1/worlds/{world}/turns", "Commit a turn of a claimed world.", status=201),),
     )
 
-    world: str
-    owner: str
+    world: Name
+    owner: Owner
     fence: int
-    expected_head: int
-    take: int | None = None
+    expected_head: Count
+    take: Count | None = None
     opening: list[bytes] = msgspec.field(default_factory=list)
     entries: list[bytes] = msgspec.field(default_factory=list)
-    effects: list[tuple[int, Effect]] = msgspec.field(default_factory=list)
-    timers: list[tuple[int, Timer]] = msgspec.field(default_factory=list)
-    cancelled_timers: list[bytes] = msgspec.field(default_factory=list)  # Their intent hashes.
+    effects: Annotated[list[tuple[int, Effect]], Meta(max_length=limits.TURN_REQUESTS_MAX)] = msgspec.field(
+        default_factory=list
+    )
+    timers: Annotated[list[tuple[int, Timer]], Meta(max_length=limits.TURN_REQUESTS_MAX)] = msgspec.field(
+        default_factory=list
+    )
+    cancelled_timers: Annotated[list[bytes], Meta(max_length=limits.TURN_REQUESTS_MAX)] = msgspec.field(
+        default_factory=list
+    )  # Their intent hashes.
     aside: list[tuple[int, str]] = msgspec.field(default_factory=list)
-    lease_seconds: float = HOST_LEASE_SECONDS
-    universe: str = UNIVERSE
-    blobs: list[str] = msgspec.field(default_factory=list)
+    lease_seconds: Annotated[float, Meta(ge=0.001, le=limits.HOST_LEASE_SECONDS_MAX)] = HOST_LEASE_SECONDS
+    universe: Name = UNIVERSE
+    blobs: Annotated[list[Hash], Meta(max_length=limits.TURN_REQUESTS_MAX)] = msgspec.field(default_factory=list)
 
     def check(self) -> None:
         for entry in (*self.opening, *self.entries):
@@ -200,15 +211,15 @@ class SendToWorld(Request[Committed], frozen=True, tag="hosting.send"):
         ),
     )
 
-    world: str
-    owner: str
+    world: Name
+    owner: Owner
     fence: int
-    to: str  # The receiving world.
-    to_universe: str
+    to: Name  # The receiving world.
+    to_universe: Name
     schema: str
     payload: bytes = b""
     key: bytes | None = None
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
 
 
 class GetSendPolicy(Request[SendPolicy], frozen=True, tag="hosting.policy.get"):
@@ -217,7 +228,7 @@ class GetSendPolicy(Request[SendPolicy], frozen=True, tag="hosting.policy.get"):
         http=(Route("GET", "/v1/hosting/policy", "Read which sends between universes this universe allows."),),
     )
 
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
 
 
 class SetSendPolicy(Request[SendPolicy], frozen=True, tag="hosting.policy.set"):
@@ -228,9 +239,9 @@ class SetSendPolicy(Request[SendPolicy], frozen=True, tag="hosting.policy.set"):
         http=(Route("PUT", "/v1/hosting/policy", "Set which sends between universes this universe allows."),),
     )
 
-    sends_to: list[str] | None = None
-    accepts_from: list[str] | None = None
-    universe: str = UNIVERSE
+    sends_to: Annotated[list[str], Meta(max_length=limits.SEND_UNIVERSES_MAX)] | None = None
+    accepts_from: Annotated[list[str], Meta(max_length=limits.SEND_UNIVERSES_MAX)] | None = None
+    universe: Name = UNIVERSE
 
 
 class FailTurn(Request[Committed], frozen=True, tag="hosting.fail"):
@@ -238,13 +249,13 @@ class FailTurn(Request[Committed], frozen=True, tag="hosting.fail"):
 
     operation = Operation(http=(Route("POST", "/v1/worlds/{world}/turns/fail", "Record that a turn failed."),))
 
-    world: str
-    owner: str
+    world: Name
+    owner: Owner
     fence: int
     error: str
-    delay_seconds: float = 0.0
+    delay_seconds: DelaySeconds = 0.0
     is_stopped: bool = False
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
 
 
 class RenewWorlds(Request[RenewedWorlds], frozen=True, tag="hosting.renew"):
@@ -255,10 +266,10 @@ class RenewWorlds(Request[RenewedWorlds], frozen=True, tag="hosting.renew"):
         http=(Route("POST", "/v1/hosting/renew", "Renew the claims on worlds."),),
     )
 
-    worlds: list[tuple[str, int]]
-    owner: str
-    lease_seconds: float = HOST_LEASE_SECONDS
-    universe: str = UNIVERSE
+    worlds: Annotated[list[tuple[str, int]], Meta(min_length=1, max_length=limits.HOSTED_WORLDS_MAX)]
+    owner: Owner
+    lease_seconds: Annotated[float, Meta(ge=0.001, le=limits.HOST_LEASE_SECONDS_MAX)] = HOST_LEASE_SECONDS
+    universe: Name = UNIVERSE
 
 
 class ReleaseWorlds(Request[Committed], frozen=True, tag="hosting.release"):
@@ -273,9 +284,9 @@ class ReleaseWorlds(Request[Committed], frozen=True, tag="hosting.release"):
         http=(Route("POST", "/v1/hosting/release", "Give claimed worlds back."),),
     )
 
-    worlds: list[GivenBack]
-    owner: str
-    universe: str = UNIVERSE
+    worlds: Annotated[list[GivenBack], Meta(min_length=1, max_length=limits.HOSTED_WORLDS_MAX)]
+    owner: Owner
+    universe: Name = UNIVERSE
 
 
 class SetProgram(Request[HostingInfo], frozen=True, tag="hosting.set"):
@@ -295,9 +306,9 @@ class SetProgram(Request[HostingInfo], frozen=True, tag="hosting.set"):
         ),
     )
 
-    world: str
-    program: str | None
-    universe: str = UNIVERSE
+    world: Name
+    program: Name | None
+    universe: Name = UNIVERSE
 
 
 class DescribeHosting(Request[HostingInfo], frozen=True, tag="hosting.describe"):
@@ -305,8 +316,8 @@ class DescribeHosting(Request[HostingInfo], frozen=True, tag="hosting.describe")
         reads=True, http=(Route("GET", "/v1/worlds/{world}/program", "Describe how a world is run."),)
     )
 
-    world: str
-    universe: str = UNIVERSE
+    world: Name
+    universe: Name = UNIVERSE
 
 
 class ResumeWorld(Request[HostingInfo], frozen=True, tag="hosting.resume"):
@@ -317,8 +328,8 @@ class ResumeWorld(Request[HostingInfo], frozen=True, tag="hosting.resume"):
         http=(Route("POST", "/v1/worlds/{world}/program/resume", "Run a stopped world again."),),
     )
 
-    world: str
-    universe: str = UNIVERSE
+    world: Name
+    universe: Name = UNIVERSE
 
 
 class ListAside(Request[AsideItems], frozen=True, tag="hosting.aside.list"):
@@ -326,10 +337,10 @@ class ListAside(Request[AsideItems], frozen=True, tag="hosting.aside.list"):
         reads=True, http=(Route("GET", "/v1/worlds/{world}/aside", "List the items that were set aside."),)
     )
 
-    world: str
+    world: Name
     after: int | None = None
-    limit: int = 100
-    universe: str = UNIVERSE
+    limit: Limit = 100
+    universe: Name = UNIVERSE
 
 
 class RetryAside(Request[Committed], frozen=True, tag="hosting.aside.retry"):
@@ -349,7 +360,7 @@ class RetryAside(Request[Committed], frozen=True, tag="hosting.aside.retry"):
         ),
     )
 
-    world: str
+    world: Name
     sequence: int
     drop: bool = False
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE

@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Sequence
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+from msgspec import Meta
 
+from fastness import limits
 from fastness.errors import InvalidArgument, PayloadTooLarge
 from fastness.limits import (
     EFFECT_ATTEMPTS,
@@ -28,7 +30,7 @@ class Effect(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     kind: str
     intent_hash: bytes
     params: bytes = b""
-    max_attempts: int = EFFECT_ATTEMPTS
+    max_attempts: Annotated[int, Meta(ge=1, le=limits.EFFECT_ATTEMPTS_MAX)] = EFFECT_ATTEMPTS
 
 
 class Timer(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -7,11 +7,14 @@ A watch continues at a position, `EPOCH-SEQUENCE`. The epoch changes when the pr
 forgotten the recent pushes of the universe.
 """
 
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
+from fastness import limits
 from fastness.names import UNIVERSE
+from fastness.wire.fields import Name, worded
 from fastness.wire.json_values import decode_json
 from fastness.wire.requests import Operation, Request, Route
 
@@ -170,15 +173,15 @@ class Push(Request[Pushed], frozen=True, tag="ingress.push"):
     )
 
     to: str
-    topic: str
-    content_type: str
+    topic: Annotated[str, Meta(min_length=1, max_length=limits.PUSH_TEXT_CHARACTERS_MAX)]
+    content_type: Annotated[str, Meta(min_length=1, max_length=limits.PUSH_TEXT_CHARACTERS_MAX)]
     payload: bytes
-    idempotency_key: str
+    idempotency_key: Annotated[str, Meta(min_length=1, max_length=limits.PUSH_TEXT_CHARACTERS_MAX)]
     durability: Durability = ACCEPTED
     sender: str | None = None
-    session_id: str | None = None
-    reply_to: str | None = None
-    universe: str = UNIVERSE
+    session_id: Annotated[str, Meta(max_length=limits.PUSH_TEXT_CHARACTERS_MAX)] | None = None
+    reply_to: Annotated[str, Meta(max_length=limits.PUSH_TEXT_CHARACTERS_MAX)] | None = None
+    universe: Name = UNIVERSE
 
 
 class PushMany(Request[PushOutcomes], frozen=True, tag="ingress.batch"):
@@ -192,10 +195,10 @@ class PushMany(Request[PushOutcomes], frozen=True, tag="ingress.batch"):
         ),
     )
 
-    pushes: list[PushItem]
+    pushes: Annotated[list[PushItem], Meta(min_length=1, max_length=limits.PUSH_BATCH_MAX)]
     durability: Durability = ACCEPTED
     sender: str | None = None
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
 
 
 class WatchPushes(Request[SeenPushes], frozen=True, tag="ingress.watch"):
@@ -211,11 +214,13 @@ class WatchPushes(Request[SeenPushes], frozen=True, tag="ingress.watch"):
     )
 
     to: str | None = None  # Only pushes to this agent.
-    topic: str | None = None  # Only pushes with exactly this topic.
-    after: str | None = None
-    limit: int = 100
-    wait_seconds: float = 0.0
-    universe: str = UNIVERSE
+    topic: Annotated[str, Meta(max_length=limits.PUSH_TEXT_CHARACTERS_MAX)] | None = (
+        None  # Only pushes with exactly this topic.
+    )
+    after: Annotated[str, worded("the `next` of the page before", pattern="^[0-9a-f]{16}-[0-9]{1,15}$")] | None = None
+    limit: Annotated[int, Meta(ge=1, le=limits.PUSH_WATCH_MAX)] = 100
+    wait_seconds: Annotated[float, Meta(ge=0, le=limits.PUSH_WATCH_SECONDS_MAX)] = 0.0
+    universe: Name = UNIVERSE
 
 
 class ShowIngress(Request[IngressStats], frozen=True, tag="ingress.stats"):

@@ -4,17 +4,18 @@ import msgspec
 
 from fastness.limits import LEASE_TTL_SECONDS
 from fastness.names import UNIVERSE
+from fastness.wire.fields import Key, LeaseTtlSeconds, LeaseWaitSeconds, Limit, Name, Owner, SummaryLimit
 from fastness.wire.requests import Committed, Operation, Request, Route
 
 
 class LeaseProof(msgspec.Struct, frozen=True):
     """What a holder sends with a write: the id and fence of its lease."""
 
-    key: str
+    key: Key
     lease_id: str
     fence: int
-    txn_id: str | None = None
-    universe: str = UNIVERSE
+    txn_id: Owner | None = None
+    universe: Name = UNIVERSE
 
 
 class Granted(msgspec.Struct, frozen=True):
@@ -88,12 +89,12 @@ class AcquireLease(Request[Granted], frozen=True, tag="leases.acquire"):
 
     operation = Operation(http=(Route("POST", "/v1/lease/acquire", "Acquire a lease, optionally waiting in line."),))
 
-    key: str
-    owner: str
-    ttl_seconds: float = LEASE_TTL_SECONDS
-    wait_seconds: float = 0.0
-    txn_id: str | None = None
-    universe: str = UNIVERSE
+    key: Key
+    owner: Owner
+    ttl_seconds: LeaseTtlSeconds = LEASE_TTL_SECONDS
+    wait_seconds: LeaseWaitSeconds = 0.0
+    txn_id: Owner | None = None
+    universe: Name = UNIVERSE
 
 
 class KeepLease(Request[Granted], frozen=True, tag="leases.keepalive"):
@@ -102,7 +103,7 @@ class KeepLease(Request[Granted], frozen=True, tag="leases.keepalive"):
     operation = Operation(atomic=True)
 
     lease: LeaseProof
-    ttl_seconds: float = LEASE_TTL_SECONDS
+    ttl_seconds: LeaseTtlSeconds = LEASE_TTL_SECONDS
 
 
 class ReleaseLease(Request[Released], frozen=True, tag="leases.release"):
@@ -122,9 +123,9 @@ class BreakLease(Request[Released], frozen=True, tag="leases.break"):
         http=(Route("POST", "/v1/lease/break", "End the lease of any owner, whose fence the caller has seen."),),
     )
 
-    key: str
+    key: Key
     fence: int
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
 
 
 class DescribeLease(Request[Described], frozen=True, tag="leases.describe"):
@@ -133,8 +134,8 @@ class DescribeLease(Request[Described], frozen=True, tag="leases.describe"):
         http=(Route("POST", "/v1/lease/describe", "Describe a lease: its holder, and the number of waiters."),),
     )
 
-    key: str
-    universe: str = UNIVERSE
+    key: Key
+    universe: Name = UNIVERSE
 
 
 class ListLeases(Request[Leases], frozen=True, tag="leases.list"):
@@ -143,8 +144,8 @@ class ListLeases(Request[Leases], frozen=True, tag="leases.list"):
     operation = Operation(reads=True, http=(Route("GET", "/v1/leases", "List the leases that are held."),))
 
     after: str = ""
-    limit: int = 100
-    universe: str = UNIVERSE
+    limit: Limit = 100
+    universe: Name = UNIVERSE
 
 
 class ListWaits(Request[Waits], frozen=True, tag="leases.waits"):
@@ -155,8 +156,8 @@ class ListWaits(Request[Waits], frozen=True, tag="leases.waits"):
         http=(Route("GET", "/v1/surveys/waits", "List the callers that wait for leases and locks at this server."),),
     )
 
-    limit: int = 100
-    universe: str = UNIVERSE
+    limit: SummaryLimit = 100
+    universe: Name = UNIVERSE
 
 
 class CheckLease(Request[Committed], frozen=True, tag="leases.check"):

@@ -4,18 +4,23 @@ A session is one caller that acquires locks in order, such as a thread. It begin
 last release, or when its lease expires. A claim is what one call acquires; it is released as a whole.
 """
 
-import msgspec
+from typing import Annotated
 
+import msgspec
+from msgspec import Meta
+
+from fastness import limits
 from fastness.limits import LOCK_LEASE_SECONDS
 from fastness.names import UNIVERSE
+from fastness.wire.fields import LeaseWaitSeconds, Limit, LockClaim, LockMode, LockPaths, LockSessionId, Name
 from fastness.wire.requests import Committed, Operation, Request, Route
 
 
 class LockSession(msgspec.Struct, frozen=True):
     """Identifies a session. Its id is a secret, like a token: it is what authorizes a caller to act as the session."""
 
-    id: str
-    universe: str = UNIVERSE
+    id: LockSessionId
+    universe: Name = UNIVERSE
 
 
 class GrantedLock(msgspec.Struct, frozen=True):
@@ -30,7 +35,7 @@ class GrantedLock(msgspec.Struct, frozen=True):
 class GrantedLocks(msgspec.Struct, frozen=True):
     """The locks of a claim in lock order, without intents, and when the lease of the session ends."""
 
-    claim: str
+    claim: LockClaim
     locks: list[GrantedLock]
     expires_ms: int
 
@@ -122,12 +127,16 @@ class AcquireLocks(Request[GrantedLocks], frozen=True, tag="locks.acquire"):
     )
 
     session: LockSession
-    claim: str  # Chosen by the caller; unique within the session. With other paths or another mode it is refused.
-    paths: list[list[str]]
-    mode: str = "X"
-    owner: str = ""  # For people: names the holder in lists and error messages.
-    lease_seconds: float = LOCK_LEASE_SECONDS
-    wait_seconds: float = 0.0
+    claim: LockClaim  # Chosen by the caller; unique within the session. With other paths or another mode it is refused.
+    paths: LockPaths
+    mode: LockMode = "X"
+    owner: Annotated[str, Meta(max_length=limits.OWNER_BYTES_MAX)] = (
+        ""  # For people: names the holder in lists and error messages.
+    )
+    lease_seconds: Annotated[float, Meta(ge=limits.LOCK_LEASE_SECONDS_MIN, le=limits.LOCK_LEASE_SECONDS_MAX)] = (
+        LOCK_LEASE_SECONDS
+    )
+    wait_seconds: LeaseWaitSeconds = 0.0
     continues: bool = False  # The session holds locks already: refuse the claim if it has ended meanwhile.
 
 
@@ -139,7 +148,9 @@ class RenewLocks(Request[SessionRenewed], frozen=True, tag="locks.renew"):
     )
 
     session: LockSession
-    lease_seconds: float = LOCK_LEASE_SECONDS
+    lease_seconds: Annotated[float, Meta(ge=limits.LOCK_LEASE_SECONDS_MIN, le=limits.LOCK_LEASE_SECONDS_MAX)] = (
+        LOCK_LEASE_SECONDS
+    )
 
 
 class ReleaseLocks(Request[LocksReleased], frozen=True, tag="locks.release"):
@@ -150,7 +161,7 @@ class ReleaseLocks(Request[LocksReleased], frozen=True, tag="locks.release"):
     )
 
     session: LockSession
-    claim: str
+    claim: LockClaim
 
 
 class CheckLock(Request[Committed], frozen=True, tag="locks.check"):
@@ -168,8 +179,8 @@ class ListLockSessions(Request[LockSessions], frozen=True, tag="locks.list"):
     )
 
     after: str = ""
-    limit: int = 100
-    universe: str = UNIVERSE
+    limit: Limit = 100
+    universe: Name = UNIVERSE
 
 
 class EndLockSession(Request[LocksReleased], frozen=True, tag="locks.end"):
@@ -180,8 +191,8 @@ class EndLockSession(Request[LocksReleased], frozen=True, tag="locks.end"):
         http=(Route("POST", "/v1/locks/end", "End a session and release all of its locks."),),
     )
 
-    number: str
-    universe: str = UNIVERSE
+    number: Name
+    universe: Name = UNIVERSE
 
 
 class ShowLockStats(Request[LockStatistics], frozen=True, tag="locks.stats"):
@@ -190,4 +201,4 @@ class ShowLockStats(Request[LockStatistics], frozen=True, tag="locks.stats"):
         http=(Route("GET", "/v1/locks/stats", "Return statistics of ordered locks, by level."),),
     )
 
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE

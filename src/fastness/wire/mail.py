@@ -1,13 +1,16 @@
 """Mail: envelopes from one agent to another, and their receipts."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
+from fastness import limits
 from fastness.errors import SealBroken
 from fastness.limits import MAIL_TTL_SECONDS, MAILBOX_MAILS_MAX
 from fastness.names import UNIVERSE
 from fastness.tiers import Tier
+from fastness.wire.fields import CorrelationId, Limit, MailSession, Name
 from fastness.wire.json_values import decode_json
 from fastness.wire.requests import Committed, Operation, Request, Route
 
@@ -25,7 +28,7 @@ class NewMail(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     body: bytes = b""
     id: str | None = None
     content_type: str = BYTES
-    correlation_id: str | None = None
+    correlation_id: CorrelationId | None = None
 
 
 class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -167,7 +170,7 @@ class SendMail(Request[SentMails], frozen=True, tag="mail.send"):
 
     sender: str
     mails: list[NewMail]
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
 
 
 class JoinMailbox(Request[Joined], frozen=True, tag="mail.join"):
@@ -176,8 +179,8 @@ class JoinMailbox(Request[Joined], frozen=True, tag="mail.join"):
     operation = Operation(http=(Route("POST", "/v1/mailboxes/{agent}/join", "Become the only reader of the mailbox."),))
 
     agent: str
-    session: str
-    universe: str = UNIVERSE
+    session: MailSession
+    universe: Name = UNIVERSE
 
 
 class LeaveMailbox(Request[Committed], frozen=True, tag="mail.leave"):
@@ -186,8 +189,8 @@ class LeaveMailbox(Request[Committed], frozen=True, tag="mail.leave"):
     operation = Operation(http=(Route("POST", "/v1/mailboxes/{agent}/leave", "Stop being the reader of the mailbox."),))
 
     agent: str
-    session: str
-    universe: str = UNIVERSE
+    session: MailSession
+    universe: Name = UNIVERSE
 
 
 class ReadMail(Request[Mails], frozen=True, tag="mail.read"):
@@ -205,11 +208,11 @@ class ReadMail(Request[Mails], frozen=True, tag="mail.read"):
 
     agent: str
     after: int = -1
-    limit: int = 50
-    wait_seconds: float = 0.0
-    session: str | None = None
+    limit: Annotated[int, Meta(ge=1, le=limits.MAIL_BATCH_MAX)] = 50
+    wait_seconds: Annotated[float, Meta(ge=0, le=limits.MAIL_WAIT_SECONDS_MAX)] = 0.0
+    session: MailSession | None = None
     peek: bool = False  # Send no delivery receipts.
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
     bytes_max: int | None = None  # Stop after this many bytes of bodies.
 
 
@@ -229,7 +232,7 @@ class ConfirmMail(Request[Confirmed], frozen=True, tag="mail.confirm"):
 
     agent: str
     ids: list[str]
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
 
 
 class CountMail(Request[MailCount], frozen=True, tag="mail.count"):
@@ -245,7 +248,7 @@ class CountMail(Request[MailCount], frozen=True, tag="mail.count"):
     )
 
     agent: str
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
 
 
 class ReadReceipts(Request[MailReceipts], frozen=True, tag="mail.receipts"):
@@ -262,9 +265,9 @@ class ReadReceipts(Request[MailReceipts], frozen=True, tag="mail.receipts"):
 
     agent: str
     after: int = -1
-    limit: int = 100
-    wait_seconds: float = 0.0
-    universe: str = UNIVERSE
+    limit: Limit = 100
+    wait_seconds: Annotated[float, Meta(ge=0, le=limits.MAIL_WAIT_SECONDS_MAX)] = 0.0
+    universe: Name = UNIVERSE
 
 
 class SeeReceipts(Request[Committed], frozen=True, tag="mail.see"):
@@ -276,7 +279,7 @@ class SeeReceipts(Request[Committed], frozen=True, tag="mail.see"):
 
     agent: str
     sequence: int
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
 
 
 class BlockSender(Request[Committed], frozen=True, tag="mail.block"):
@@ -287,7 +290,7 @@ class BlockSender(Request[Committed], frozen=True, tag="mail.block"):
     agent: str
     sender: str
     blocked: bool = True
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
 
 
 class ListBlocks(Request[Addresses], frozen=True, tag="mail.blocks"):
@@ -295,8 +298,8 @@ class ListBlocks(Request[Addresses], frozen=True, tag="mail.blocks"):
 
     agent: str
     after: str = ""
-    limit: int = 100
-    universe: str = UNIVERSE
+    limit: Annotated[int, Meta(ge=1, le=limits.BLOCKS_MAX)] = 100
+    universe: Name = UNIVERSE
 
 
 class ListMailboxes(Request[Mailboxes], frozen=True, tag="mail.list"):
@@ -306,8 +309,8 @@ class ListMailboxes(Request[Mailboxes], frozen=True, tag="mail.list"):
     )
 
     after: str = ""
-    limit: int = 100
-    universe: str = UNIVERSE
+    limit: Annotated[int, Meta(ge=1, le=limits.MAIL_BATCH_MAX)] = 100
+    universe: Name = UNIVERSE
 
 
 class GetMailPolicy(Request[MailPolicy], frozen=True, tag="mail.policy"):
@@ -322,7 +325,7 @@ class GetMailPolicy(Request[MailPolicy], frozen=True, tag="mail.policy"):
         ),
     )
 
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
 
 
 class SetMailPolicy(Request[MailPolicy], frozen=True, tag="mail.set_policy"):
@@ -331,4 +334,4 @@ class SetMailPolicy(Request[MailPolicy], frozen=True, tag="mail.set_policy"):
     )
 
     policy: MailPolicy
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from fastness.wire.fields import Limit
 from fastness.wire.requests import Committed, Operation, Request
 
 
@@ -28,7 +29,7 @@ class ScanPairs(Request[Pairs], frozen=True, tag="pairs.scan"):
 
     begin: bytes
     end: bytes
-    limit: int = 1_000
+    limit: Limit = 1_000
     reverse: bool = False
 
 

@@ -2,13 +2,37 @@
 
 import struct
 from collections.abc import Sequence
-from typing import Final, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 import msgspec
+from msgspec import Meta
 
+from fastness import limits
 from fastness.errors import MessageCancelled, QueueMessageLeaseMismatch
 from fastness.names import UNIVERSE
 from fastness.tiers import Tier
+from fastness.wire.fields import (
+    CorrelationId,
+    Count,
+    DebounceSeconds,
+    DelaySeconds,
+    Hash,
+    IdempotencyKey,
+    Limit,
+    MaxAttempts,
+    MessageBatch,
+    MessageKey,
+    Name,
+    Owner,
+    Priority,
+    ReceiveWaitSeconds,
+    RetentionSeconds,
+    SearchedText,
+    SummaryLimit,
+    VisibilitySeconds,
+    WaitSeconds,
+    one_of,
+)
 from fastness.wire.leases import LeaseProof
 from fastness.wire.requests import Operation, Request, RequestWithoutTier, Route
 from fastness.wire.stored_messages import ID_BYTES, format_id, format_lease_id
@@ -18,29 +42,81 @@ LEASE_BYTES: Final = 16
 
 
 class NewMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A message to put. Its payload is inline, or in the blob with the hash `blob`."""
+    """A message to put. Its payload is inline, or in the blob with the hash `blob`.
+
+    The fields between the payload and the blob are the options of a put, wherever it comes from: `Queue.put`, the HTTP
+    API, the command line and MCP have them from here.
+    """
 
     payload: bytes = b""
-    blob: str | None = None
-    blob_size: int = 0
-    content_type: str = "application/octet-stream"
-    attributes: dict[str, str] = msgspec.field(default_factory=dict)
-    correlation_id: str | None = None
-    priority: int = 5
-    group: str | None = None
-    idempotency_key: str | None = None
-    delay_seconds: float | None = None  # How long to hold it back; None: as the policy says.
-    ttl_seconds: float | None = None
-    max_attempts: int | None = None
-    visibility_seconds: float | None = None
-    retry_delay_seconds: float | None = None  # The back-off after the first failure; None: that of the policy.
-    key: str | None = None  # Messages with the same key share the limits of the policy, and take turns with others.
-    keep_result: bool = False  # Keep what became of it, also if it is acknowledged without a result.
-    unique_key: str | None = None  # While a message has this key, a put with the same key adds nothing:
-    unique_until: Literal["done", "leased"] | float = "done"  # until it is done, dead or cancelled; leased; or seconds.
-    debounce_key: str | None = None  # A put with the same key replaces the message while it is held back,
-    debounce_seconds: float = 0.0  # which is for this time after the last put,
-    debounce_max_seconds: float | None = None  # and at most for this time after the first one.
+    content_type: Annotated[
+        str, Meta(description="The content type of the body. By default that of JSON or of bytes, as the body is.")
+    ] = "application/octet-stream"
+    attributes: Annotated[dict[str, str], Meta(description="Texts by name, which consumers get with the message.")] = {}
+    correlation_id: Annotated[
+        CorrelationId | None, Meta(description="An id that links related messages and requests. By default its own id.")
+    ] = None
+    priority: Annotated[Priority, Meta(description="0 to 9; 9 is delivered first.")] = 5
+    group: Annotated[Name | None, Meta(description="Messages of one group are delivered one at a time, in order.")] = (
+        None
+    )
+    idempotency_key: Annotated[
+        IdempotencyKey | None,
+        Meta(description="A put with the same key within five minutes adds nothing; its receipt has `duplicate`."),
+    ] = None
+    delay_seconds: Annotated[
+        DelaySeconds | None, Meta(description="How long to hold it back. By default the policy decides: not at all.")
+    ] = None
+    ttl_seconds: Annotated[
+        RetentionSeconds | None, Meta(description="How long to keep it. Then it is removed, delivered or not.")
+    ] = None
+    max_attempts: Annotated[
+        MaxAttempts | None, Meta(description="After this many failed attempts it becomes a dead letter.")
+    ] = None
+    visibility_seconds: Annotated[
+        VisibilitySeconds | None, Meta(description="How long a delivery is leased to its consumer.")
+    ] = None
+    retry_delay_seconds: Annotated[
+        DelaySeconds | None,
+        Meta(description="The delay after the first failure, from which the back-off of the policy grows."),
+    ] = None
+    key: Annotated[
+        MessageKey | None,
+        Meta(
+            description="Messages with the same key share the limits `concurrency_per_key` and `rate_per_key` of the "
+            "policy, and take turns with other keys if it is `fair`."
+        ),
+    ] = None
+    keep_result: Annotated[bool, Meta(description="Keep what becomes of it, for `result` and `get`.")] = False
+    unique_key: Annotated[
+        IdempotencyKey | None,
+        Meta(
+            description="While a message has this key, a put with the same key adds nothing; its receipt has "
+            "`duplicate`."
+        ),
+    ] = None
+    unique_until: Annotated[
+        Literal["done", "leased"] | RetentionSeconds,
+        Meta(
+            description='When it gives up its unique key: "done" (it is done, dead or cancelled), "leased", or after '
+            "this many seconds."
+        ),
+    ] = "done"
+    debounce_key: Annotated[
+        IdempotencyKey | None,
+        Meta(
+            description="Hold it back for `debounce_seconds`. A put with the same key within that time replaces it and "
+            "starts the time again."
+        ),
+    ] = None
+    debounce_seconds: Annotated[
+        DelaySeconds, Meta(description="How long a message with a `debounce_key` is held back after the last put.")
+    ] = 0.0
+    debounce_max_seconds: Annotated[
+        DebounceSeconds | None, Meta(description="How long after the first put that time ends at the latest.")
+    ] = None
+    blob: Hash | None = None
+    blob_size: Count = 0
 
 
 class Receipt(msgspec.Struct, frozen=True):
@@ -395,26 +471,38 @@ class Outcomes(msgspec.Struct, frozen=True, omit_defaults=True):
 class QueuePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The defaults for the messages of a queue."""
 
-    visibility_seconds: float = 30.0
-    max_attempts: int = 5
-    dead_letter_queue: str | None = None  # Default: "<queue>.dlq".
-    retention_seconds: float | None = None  # How long a message without a TTL is kept; None: for ever.
-    dead_letter_retention_seconds: float = 1_209_600.0
-    rate_per_second: float | None = None  # Deliveries; None: no limit.
+    visibility_seconds: VisibilitySeconds = 30.0
+    max_attempts: MaxAttempts = 5
+    dead_letter_queue: Name | None = None  # Default: "<queue>.dlq".
+    retention_seconds: RetentionSeconds | None = None  # How long a message without a TTL is kept; None: for ever.
+    dead_letter_retention_seconds: RetentionSeconds = 1_209_600.0
+    rate_per_second: Annotated[float, Meta(ge=0.001, le=1000000)] | None = None  # Deliveries; None: no limit.
     paused: bool = False
-    failures_kept: int = 10  # Failed attempts that are kept of each message, the newest.
-    retry_delay_seconds: float = 1.0  # The back-off after the first failure.
-    retry_factor: float = 2.0  # It grows by this factor with each failure,
-    retry_delay_max_seconds: float = 300.0  # up to this.
-    retry_jitter: float = 0.1  # The fraction by which a back-off is longer or shorter, at random.
+    failures_kept: Annotated[int, Meta(ge=0, le=limits.FAILURES_KEPT_MAX)] = (
+        10  # Failed attempts that are kept of each message, the newest.
+    )
+    retry_delay_seconds: DelaySeconds = 1.0  # The back-off after the first failure.
+    retry_factor: Annotated[float, Meta(ge=1, le=limits.RETRY_FACTOR_MAX)] = (
+        2.0  # It grows by this factor with each failure,
+    )
+    retry_delay_max_seconds: DelaySeconds = 300.0  # up to this.
+    retry_jitter: Annotated[float, Meta(ge=0, le=1)] = (
+        0.1  # The fraction by which a back-off is longer or shorter, at random.
+    )
     history: Literal["none", "durable"] = "none"  # durable: every change of a message is recorded in its commit,
-    history_seconds: float = 604_800.0  # and kept for this time.
-    result_ttl_seconds: float = 3_600.0  # How long results are kept, and that a message was cancelled.
-    concurrency_per_key: int | None = None  # Leases of the messages of one key at a time; None: no limit.
-    rate_per_key: float | None = None  # Deliveries per second of the messages of one key; None: no limit.
-    burst_per_key: int | None = None  # Deliveries that an idle key accumulates; None: those of a second, at least one.
+    history_seconds: RetentionSeconds = 604_800.0  # and kept for this time.
+    result_ttl_seconds: RetentionSeconds = 3_600.0  # How long results are kept, and that a message was cancelled.
+    concurrency_per_key: Annotated[int, Meta(ge=1)] | None = (
+        None  # Leases of the messages of one key at a time; None: no limit.
+    )
+    rate_per_key: Annotated[float, Meta(ge=0.001)] | None = (
+        None  # Deliveries per second of the messages of one key; None: no limit.
+    )
+    burst_per_key: Annotated[int, Meta(ge=1)] | None = (
+        None  # Deliveries that an idle key accumulates; None: those of a second, at least one.
+    )
     fair: bool = False  # Messages of different keys take turns. Priorities count within a key then.
-    delay_seconds: float = 0.0  # How long a message is held back whose put gives no delay.
+    delay_seconds: DelaySeconds = 0.0  # How long a message is held back whose put gives no delay.
     # What makes dead letters: failures: the `max_attempts` of the message. deliveries: that many deliveries by this
     # policy, at the next one, to `dead_letter_queue` if that exists. never: only a reject.
     dead_letter_rule: Literal["failures", "deliveries", "never"] = "failures"
@@ -504,9 +592,9 @@ class Schedules(msgspec.Struct, frozen=True):
 class PutMessages(Request[Receipts], frozen=True, tag="queues.put"):
     operation = Operation(stores=True, atomic=True)
 
-    queue: str
-    messages: list[NewMessage]
-    universe: str = UNIVERSE
+    queue: Name
+    messages: Annotated[list[NewMessage], MessageBatch]
+    universe: Name = UNIVERSE
     must_exist: bool = False  # Refuse it if the queue does not exist, instead of making the queue.
 
 
@@ -518,14 +606,14 @@ class ReceiveMessages(RequestWithoutTier[Deliveries], frozen=True, tag="queues.r
     same commit, or at once if the call has to wait; the acks are always waited for.
     """
 
-    queue: str
-    owner: str
-    max_messages: int = 1
-    wait_seconds: float = 0.0
-    visibility_seconds: float | None = None
+    queue: Name
+    owner: Owner
+    max_messages: Annotated[int, Meta(ge=1, le=limits.MESSAGES_MAX)] = 1
+    wait_seconds: ReceiveWaitSeconds = 0.0
+    visibility_seconds: VisibilitySeconds | None = None
     with_state: bool = False
-    txn_id: str | None = None
-    universe: str = UNIVERSE
+    txn_id: Owner | None = None
+    universe: Name = UNIVERSE
     packed: bool = False  # Whether the answer may have the messages as they are stored.
     acks: list[PackedAck] = msgspec.field(default_factory=list)
     must_exist: bool = False  # Refuse it if the queue does not exist, or is deleted while the call waits.
@@ -540,9 +628,9 @@ class AckMessages(Request[Outcomes], frozen=True, tag="queues.ack"):
 
     operation = Operation(atomic=True)
 
-    queue: str
+    queue: Name
     leases: list[MessageLease]
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
     packed: list[PackedAck] = msgspec.field(default_factory=list)
     results: list[NewResult | None] = msgspec.field(default_factory=list)
     late: bool = False
@@ -557,12 +645,12 @@ class NackMessages(Request[Outcomes], frozen=True, tag="queues.nack"):
 
     operation = Operation(atomic=True)
 
-    queue: str
-    leases: list[MessageLease]
-    delay_seconds: float | None = None
-    intent: str = "failure"
+    queue: Name
+    leases: Annotated[list[MessageLease], MessageBatch]
+    delay_seconds: DelaySeconds | None = None
+    intent: Annotated[str, one_of("failure", "defer")] = "failure"
     error: str | None = None
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
     error_type: str | None = None
     traceback: str | None = None
 
@@ -572,10 +660,10 @@ class RejectMessages(Request[Outcomes], frozen=True, tag="queues.reject"):
 
     operation = Operation(atomic=True)
 
-    queue: str
-    leases: list[MessageLease]
+    queue: Name
+    leases: Annotated[list[MessageLease], MessageBatch]
     error: str | None = None
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
     error_type: str | None = None
     traceback: str | None = None
 
@@ -585,10 +673,10 @@ class ExtendMessages(Request[Outcomes], frozen=True, tag="queues.extend"):
 
     operation = Operation(atomic=True)
 
-    queue: str
-    leases: list[MessageLease]
-    seconds: float
-    universe: str = UNIVERSE
+    queue: Name
+    leases: Annotated[list[MessageLease], MessageBatch]
+    seconds: VisibilitySeconds
+    universe: Name = UNIVERSE
 
 
 class VisibilityChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -607,10 +695,10 @@ class ChangeVisibility(Request[Outcomes], frozen=True, tag="queues.change_visibi
 
     operation = Operation(atomic=True)
 
-    queue: str
-    changes: list[VisibilityChange]
-    universe: str = UNIVERSE
-    late_owner: str = ""
+    queue: Name
+    changes: Annotated[list[VisibilityChange], MessageBatch]
+    universe: Name = UNIVERSE
+    late_owner: Annotated[str, Meta(max_length=limits.OWNER_BYTES_MAX)] = ""
 
     @property
     def leases(self) -> list[MessageLease]:
@@ -623,9 +711,9 @@ class CheckMessages(Request[Outcomes], frozen=True, tag="queues.check"):
 
     operation = Operation(reads=True, atomic=True)
 
-    queue: str
-    leases: list[MessageLease]
-    universe: str = UNIVERSE
+    queue: Name
+    leases: Annotated[list[MessageLease], MessageBatch]
+    universe: Name = UNIVERSE
 
 
 class GetMessage(Request[MessageInfo], frozen=True, tag="queues.get"):
@@ -638,9 +726,9 @@ class GetMessage(Request[MessageInfo], frozen=True, tag="queues.get"):
         ),
     )
 
-    queue: str
+    queue: Name
     id: str
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
 
 
 class SearchMessages(Request[FoundMessages], frozen=True, tag="queues.search"):
@@ -655,17 +743,17 @@ class SearchMessages(Request[FoundMessages], frozen=True, tag="queues.search"):
         http=(Route("GET", "/v1/queues/{queue}/messages", "Search the messages of a queue."),),
     )
 
-    queue: str
+    queue: Name
     states: list[MessageState] = msgspec.field(default_factory=list)  # Empty: all.
-    key: str | None = None
-    group: str | None = None
-    owner: str | None = None
-    error: str | None = None
-    older_than_seconds: float | None = None
-    newer_than_seconds: float | None = None
+    key: SearchedText | None = None
+    group: SearchedText | None = None
+    owner: SearchedText | None = None
+    error: SearchedText | None = None
+    older_than_seconds: Annotated[float, Meta(ge=0, le=limits.TTL_SECONDS_MAX)] | None = None
+    newer_than_seconds: Annotated[float, Meta(ge=0, le=limits.TTL_SECONDS_MAX)] | None = None
     after: str = ""
-    limit: int = 100
-    universe: str = UNIVERSE
+    limit: Annotated[int, Meta(ge=1, le=limits.SEARCH_LIST_MAX)] = 100
+    universe: Name = UNIVERSE
 
 
 class CancelMessage(Request[MessageInfo], frozen=True, tag="queues.cancel"):
@@ -680,9 +768,9 @@ class CancelMessage(Request[MessageInfo], frozen=True, tag="queues.cancel"):
         http=(Route("POST", "/v1/queues/{queue}/messages/{id}/cancel", "Cancel a message."),),
     )
 
-    queue: str
+    queue: Name
     id: str
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
 
 
 class CancelMessages(Request[Outcomes], frozen=True, tag="queues.cancel_many"):
@@ -698,9 +786,9 @@ class CancelMessages(Request[Outcomes], frozen=True, tag="queues.cancel_many"):
         http=(Route("POST", "/v1/queues/{queue}/messages/cancel", "Cancel several messages."),),
     )
 
-    queue: str
-    ids: list[str]
-    universe: str = UNIVERSE
+    queue: Name
+    ids: Annotated[list[str], MessageBatch]
+    universe: Name = UNIVERSE
 
 
 class DeleteMessages(Request[Outcomes], frozen=True, tag="queues.delete_messages"):
@@ -711,9 +799,9 @@ class DeleteMessages(Request[Outcomes], frozen=True, tag="queues.delete_messages
         http=(Route("POST", "/v1/queues/{queue}/messages/delete", "Delete messages that are not leased."),),
     )
 
-    queue: str
-    ids: list[str]
-    universe: str = UNIVERSE
+    queue: Name
+    ids: Annotated[list[str], MessageBatch]
+    universe: Name = UNIVERSE
 
 
 class MoveMessages(Request[Outcomes], frozen=True, tag="queues.move"):
@@ -728,10 +816,10 @@ class MoveMessages(Request[Outcomes], frozen=True, tag="queues.move"):
         http=(Route("POST", "/v1/queues/{queue}/messages/move", "Move messages to another queue."),),
     )
 
-    queue: str
-    ids: list[str]
-    to: str
-    universe: str = UNIVERSE
+    queue: Name
+    ids: Annotated[list[str], MessageBatch]
+    to: Name
+    universe: Name = UNIVERSE
 
     def queue_names(self) -> tuple[str, ...]:
         return (self.queue, self.to)
@@ -749,11 +837,11 @@ class UpdateMessage(Request[MessageInfo], frozen=True, tag="queues.update"):
         ),
     )
 
-    queue: str
+    queue: Name
     id: str
-    priority: int | None = None
-    delay_seconds: float | None = None
-    universe: str = UNIVERSE
+    priority: Priority | None = None
+    delay_seconds: DelaySeconds | None = None
+    universe: Name = UNIVERSE
 
 
 class GetResult(Request[MessageResult], frozen=True, tag="queues.result"):
@@ -764,10 +852,10 @@ class GetResult(Request[MessageResult], frozen=True, tag="queues.result"):
         http=(Route("GET", "/v1/queues/{queue}/messages/{id}/result", "Wait for the result of a message."),),
     )
 
-    queue: str
+    queue: Name
     id: str
-    wait_seconds: float = 0.0
-    universe: str = UNIVERSE
+    wait_seconds: WaitSeconds = 0.0
+    universe: Name = UNIVERSE
 
 
 class WaitForCancel(Request[Outcomes], frozen=True, tag="queues.wait_for_cancel"):
@@ -775,10 +863,10 @@ class WaitForCancel(Request[Outcomes], frozen=True, tag="queues.wait_for_cancel"
 
     operation = Operation(reads=True, permission="queue:extend")  # Tokens of workers have it already.
 
-    queue: str
-    leases: list[MessageLease]
-    wait_seconds: float
-    universe: str = UNIVERSE
+    queue: Name
+    leases: Annotated[list[MessageLease], MessageBatch]
+    wait_seconds: ReceiveWaitSeconds
+    universe: Name = UNIVERSE
 
 
 class GetKey(Request[KeyInfo], frozen=True, tag="queues.keys.get"):
@@ -788,9 +876,9 @@ class GetKey(Request[KeyInfo], frozen=True, tag="queues.keys.get"):
         reads=True, http=(Route("GET", "/v1/queues/{queue}/keys/{key:path}", "Read the state of a key of messages."),)
     )
 
-    queue: str
-    key: str
-    universe: str = UNIVERSE
+    queue: Name
+    key: MessageKey
+    universe: Name = UNIVERSE
 
 
 class PauseKey(Request[KeyInfo], frozen=True, tag="queues.keys.pause"):
@@ -810,11 +898,11 @@ class PauseKey(Request[KeyInfo], frozen=True, tag="queues.keys.pause"):
         ),
     )
 
-    queue: str
-    key: str
+    queue: Name
+    key: MessageKey
     until_ms: int | None = None
-    seconds: float | None = None
-    universe: str = UNIVERSE
+    seconds: DelaySeconds | None = None
+    universe: Name = UNIVERSE
 
 
 class PeekMessages(Request[Deliveries], frozen=True, tag="queues.peek"):
@@ -824,9 +912,9 @@ class PeekMessages(Request[Deliveries], frozen=True, tag="queues.peek"):
         reads=True, http=(Route("GET", "/v1/queues/{queue}/peek", "Read ready messages without leasing them."),)
     )
 
-    queue: str
-    limit: int = 10
-    universe: str = UNIVERSE
+    queue: Name
+    limit: Limit = 10
+    universe: Name = UNIVERSE
 
 
 class ReadQueueHistory(Request[MessageEvents], frozen=True, tag="queues.history"):
@@ -837,10 +925,10 @@ class ReadQueueHistory(Request[MessageEvents], frozen=True, tag="queues.history"
         http=(Route("GET", "/v1/queues/{queue}/history", "Read the recorded changes of a queue's messages."),),
     )
 
-    queue: str
+    queue: Name
     after: str = ""
-    limit: int = 1_000
-    universe: str = UNIVERSE
+    limit: Annotated[int, Meta(ge=1, le=limits.HISTORY_PAGE_MAX)] = 1_000
+    universe: Name = UNIVERSE
 
 
 class ListLeasedMessages(Request[LeasedMessages], frozen=True, tag="queues.leased"):
@@ -851,10 +939,10 @@ class ListLeasedMessages(Request[LeasedMessages], frozen=True, tag="queues.lease
         http=(Route("GET", "/v1/queues/{queue}/leased", "List the leased messages, with their owners and expiries."),),
     )
 
-    queue: str
+    queue: Name
     after: str = ""
-    limit: int = 100
-    universe: str = UNIVERSE
+    limit: Annotated[int, Meta(ge=1, le=limits.LEASED_LIST_MAX)] = 100
+    universe: Name = UNIVERSE
 
 
 class GetQueueStats(Request[QueueStats], frozen=True, tag="queues.stats"):
@@ -862,8 +950,8 @@ class GetQueueStats(Request[QueueStats], frozen=True, tag="queues.stats"):
         reads=True, http=(Route("GET", "/v1/queues/{queue}", "Read the number of messages in each state."),)
     )
 
-    queue: str
-    universe: str = UNIVERSE
+    queue: Name
+    universe: Name = UNIVERSE
     must_exist: bool = False  # Refuse it if the queue does not exist, instead of answering zeros.
 
 
@@ -875,8 +963,8 @@ class ListQueues(Request[QueueNames], frozen=True, tag="queues.list"):
     )
 
     after: str = ""
-    limit: int = 100
-    universe: str = UNIVERSE
+    limit: Limit = 100
+    universe: Name = UNIVERSE
     only: list[str] = msgspec.field(default_factory=list)  # Empty: all. A server sets the caller's.
 
 
@@ -893,9 +981,9 @@ class SurveyQueues(Request[QueueSurvey], frozen=True, tag="queues.survey"):
     )
 
     after: str = ""
-    limit: int = 100
-    universe: str = UNIVERSE
-    text: str = ""
+    limit: SummaryLimit = 100
+    universe: Name = UNIVERSE
+    text: Annotated[str, Meta(max_length=limits.NAME_BYTES_MAX)] = ""
     only: list[str] = msgspec.field(default_factory=list)  # Empty: all. A server sets the caller's.
 
 
@@ -906,8 +994,8 @@ class PurgeQueue(Request[Moved], frozen=True, tag="queues.purge"):
         audited=True, http=(Route("POST", "/v1/queues/{queue}/purge", "Remove all messages that are not leased."),)
     )
 
-    queue: str
-    universe: str = UNIVERSE
+    queue: Name
+    universe: Name = UNIVERSE
     leased: bool = False
 
 
@@ -921,9 +1009,9 @@ class DeleteQueue(Request[Moved], frozen=True, tag="queues.delete"):
         audited=True, http=(Route("DELETE", "/v1/queues/{queue}", "Remove a queue and its messages."),)
     )
 
-    queue: str
+    queue: Name
     force: bool = False
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
 
 
 class RedriveMessages(Request[Moved], frozen=True, tag="queues.redrive"):
@@ -936,17 +1024,17 @@ class RedriveMessages(Request[Moved], frozen=True, tag="queues.redrive"):
         ),
     )
 
-    queue: str
+    queue: Name
     ids: list[str] | None = None
-    limit: int = 1_000
-    universe: str = UNIVERSE
+    limit: Annotated[int, Meta(ge=1)] = 1_000
+    universe: Name = UNIVERSE
 
 
 class GetQueuePolicy(Request[QueuePolicy], frozen=True, tag="queues.policy.get"):
     operation = Operation(reads=True, http=(Route("GET", "/v1/queues/{queue}/policy", "Read the policy of a queue."),))
 
-    queue: str
-    universe: str = UNIVERSE
+    queue: Name
+    universe: Name = UNIVERSE
 
 
 class SetQueuePolicy(Request[QueuePolicy], frozen=True, tag="queues.policy.set"):
@@ -955,9 +1043,9 @@ class SetQueuePolicy(Request[QueuePolicy], frozen=True, tag="queues.policy.set")
         http=(Route("PUT", "/v1/queues/{queue}/policy", "Set the policy of a queue.", body_field="policy"),),
     )
 
-    queue: str
+    queue: Name
     policy: QueuePolicy
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
 
     def queue_names(self) -> tuple[str, ...]:
         # Messages could otherwise be sent to any queue, as dead letters.
@@ -976,9 +1064,9 @@ class PauseQueue(Request[QueuePolicy], frozen=True, tag="queues.pause"):
         ),
     )
 
-    queue: str
+    queue: Name
     paused: bool = True
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
 
 
 class SetSchedule(Request[Schedule], frozen=True, tag="queues.schedules.set"):
@@ -995,12 +1083,12 @@ class SetSchedule(Request[Schedule], frozen=True, tag="queues.schedules.set"):
         ),
     )
 
-    queue: str
-    name: str
+    queue: Name
+    name: Name
     cron: str
     message: NewMessage
     timezone: str = "UTC"
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
 
 
 class RemoveSchedule(Request[Moved], frozen=True, tag="queues.schedules.remove"):
@@ -1008,9 +1096,9 @@ class RemoveSchedule(Request[Moved], frozen=True, tag="queues.schedules.remove")
         audited=True, http=(Route("DELETE", "/v1/queues/{queue}/schedules/{name}", "Remove a schedule."),)
     )
 
-    queue: str
-    name: str
-    universe: str = UNIVERSE
+    queue: Name
+    name: Name
+    universe: Name = UNIVERSE
 
 
 class ListSchedules(Request[Schedules], frozen=True, tag="queues.schedules.list"):
@@ -1018,8 +1106,8 @@ class ListSchedules(Request[Schedules], frozen=True, tag="queues.schedules.list"
         reads=True, http=(Route("GET", "/v1/queues/{queue}/schedules", "List the schedules of a queue."),)
     )
 
-    queue: str
-    universe: str = UNIVERSE
+    queue: Name
+    universe: Name = UNIVERSE
 
 
 def lease_mismatch(lease: MessageLease) -> QueueMessageLeaseMismatch:

@@ -1,9 +1,14 @@
 """Quotas: how much one universe may hold and do, and how much it does."""
 
-import msgspec
+from typing import Annotated
 
+import msgspec
+from msgspec import Meta
+
+from fastness import limits
 from fastness.errors import InvalidArgument
 from fastness.limits import QUOTA_COUNT_MAX, QUOTA_RATE_MAX, QUOTA_RATE_MIN
+from fastness.wire.fields import Name
 from fastness.wire.requests import Operation, Request, Route
 
 
@@ -14,10 +19,18 @@ class Quota(msgspec.Struct, frozen=True, omit_defaults=True):
     `bytes`, so a full universe can be drained.
     """
 
-    messages: int | None = None  # In all queues: ready, delayed, leased, blocked, and dead letters.
-    bytes: int | None = None  # Keys and values of the universe, and the bodies of its blobs.
-    connections: int | None = None  # To each server, of tokens that are only for this universe.
-    rate_per_second: float | None = None  # Calls to each server that name the universe.
+    messages: Annotated[int, Meta(ge=0, le=limits.QUOTA_COUNT_MAX)] | None = (
+        None  # In all queues: ready, delayed, leased, blocked, and dead letters.
+    )
+    bytes: Annotated[int, Meta(ge=0, le=limits.QUOTA_COUNT_MAX)] | None = (
+        None  # Keys and values of the universe, and the bodies of its blobs.
+    )
+    connections: Annotated[int, Meta(ge=0, le=limits.QUOTA_COUNT_MAX)] | None = (
+        None  # To each server, of tokens that are only for this universe.
+    )
+    rate_per_second: Annotated[float, Meta(ge=limits.QUOTA_RATE_MIN, le=limits.QUOTA_RATE_MAX)] | None = (
+        None  # Calls to each server that name the universe.
+    )
 
     @property
     def is_empty(self) -> bool:
@@ -79,7 +92,7 @@ class SetQuota(Request[Quota], frozen=True, tag="universes.quota.set"):
         ),
     )
 
-    universe: str
+    universe: Name
     quota: Quota = Quota()
 
     def check(self) -> None:
@@ -95,7 +108,7 @@ class GetQuota(Request[Quota], frozen=True, tag="universes.quota.get"):
         http=(Route("GET", "/v1/universes/{universe}/quota", "Return the quota of a universe."),),
     )
 
-    universe: str
+    universe: Name
 
 
 class GetUsage(Request[Usage], frozen=True, tag="universes.usage"):
@@ -106,4 +119,4 @@ class GetUsage(Request[Usage], frozen=True, tag="universes.usage"):
         http=(Route("GET", "/v1/universes/{universe}/usage", "Show what a universe holds, and its quota."),),
     )
 
-    universe: str
+    universe: Name

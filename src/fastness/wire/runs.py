@@ -3,14 +3,23 @@
 The world of the run `r-17` is `run:r-17`, and the program of the workflow `research` is `workflow:research`.
 """
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import cbor2
 import msgspec
+from msgspec import Meta
 
+from fastness import limits
 from fastness.errors import InvalidValue
 from fastness.names import UNIVERSE
 from fastness.wire.canonical import check_canonical
+from fastness.wire.fields import (
+    Hash,
+    Name,
+    RunId,
+    WaitSeconds,
+    one_of,
+)
 from fastness.wire.requests import Committed, Operation, Request, Route
 
 RUN_PREFIX: Final = "run:"  # Of the names of worlds.
@@ -85,12 +94,12 @@ class StartRun(Request[RunInfo], frozen=True, tag="runs.start"):
         ),
     )
 
-    workflow: str
-    id: str | None = None
+    workflow: Name
+    id: RunId | None = None
     arguments: bytes = NO_ARGUMENTS  # Canonical CBOR [args, kwargs].
-    parent: str | None = None  # The run that is told how this one ended.
-    universe: str = UNIVERSE
-    arguments_blob: str | None = None  # The hash of a blob with the arguments, instead of `arguments`.
+    parent: RunId | None = None  # The run that is told how this one ended.
+    universe: Name = UNIVERSE
+    arguments_blob: Hash | None = None  # The hash of a blob with the arguments, instead of `arguments`.
 
     def check(self) -> None:
         check_canonical(self.arguments)
@@ -106,18 +115,18 @@ class GetRun(Request[RunInfo], frozen=True, tag="runs.get"):
     operation = Operation(reads=True, http=(Route("GET", "/v1/runs/{id}", "Describe a run."),))
 
     id: str
-    wait_seconds: float = 0.0
-    universe: str = UNIVERSE
+    wait_seconds: WaitSeconds = 0.0
+    universe: Name = UNIVERSE
 
 
 class ListRuns(Request[Runs], frozen=True, tag="runs.list"):
     operation = Operation(reads=True, http=(Route("GET", "/v1/runs", "List runs, all or those in a state."),))
 
-    state: str | None = None
+    state: Annotated[str, one_of("running", "stopped", "completed", "failed", "cancelled")] | None = None
     workflow: str | None = None
     after: str = ""
-    limit: int = 100
-    universe: str = UNIVERSE
+    limit: Annotated[int, Meta(ge=1, le=limits.RUNS_LISTED_MAX)] = 100
+    universe: Name = UNIVERSE
 
 
 class SignalRun(Request[Committed], frozen=True, tag="runs.signal"):
@@ -130,8 +139,8 @@ class SignalRun(Request[Committed], frozen=True, tag="runs.signal"):
     id: str
     name: str
     value: bytes = NOTHING  # Canonical CBOR.
-    universe: str = UNIVERSE
-    value_blob: str | None = None  # The hash of a blob with the value, instead of `value`.
+    universe: Name = UNIVERSE
+    value_blob: Hash | None = None  # The hash of a blob with the value, instead of `value`.
 
     def check(self) -> None:
         check_canonical(self.value)
@@ -150,9 +159,9 @@ class CancelRun(Request[RunInfo], frozen=True, tag="runs.cancel"):
     )
 
     id: str
-    reason: str = ""
+    reason: Annotated[str, Meta(max_length=limits.RUN_REASON_BYTES_MAX)] = ""
     force: bool = False
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
 
 
 class UpdateRun(Request[RunInfo], frozen=True, tag="runs.update"):
@@ -170,8 +179,8 @@ class UpdateRun(Request[RunInfo], frozen=True, tag="runs.update"):
     error: str | None = None
     error_code: str | None = None
     published: bytes | None = None  # None leaves what was published before.
-    result_blob: str | None = None  # The hash of a blob with the result, instead of `result`.
-    universe: str = UNIVERSE
+    result_blob: Hash | None = None  # The hash of a blob with the result, instead of `result`.
+    universe: Name = UNIVERSE
 
     def check(self) -> None:
         for value in (self.result, self.published):
@@ -189,4 +198,4 @@ class DeleteRun(Request[Committed], frozen=True, tag="runs.delete"):
     )
 
     id: str
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE

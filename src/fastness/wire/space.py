@@ -1,7 +1,11 @@
 """Space: deletes what nothing names any more, and shows what is kept and why."""
 
-import msgspec
+from typing import Annotated
 
+import msgspec
+from msgspec import Meta
+
+from fastness import limits
 from fastness.wire.requests import Operation, Request, Route
 
 
@@ -81,7 +85,9 @@ class CollectGarbage(Request[Collected], frozen=True, tag="space.collect"):
     )
 
     dry_run: bool = False
-    grace_seconds: float | None = None  # None: the setting of the plane.
+    grace_seconds: Annotated[float, Meta(ge=0, le=limits.GC_GRACE_SECONDS_MAX)] | None = (
+        None  # None: the setting of the plane.
+    )
 
 
 class ShowSpace(Request[SpaceReport], frozen=True, tag="space.show"):

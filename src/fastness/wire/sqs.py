@@ -5,12 +5,15 @@ RedrivePolicy is the queue's policy; the rest is stored beside it. Messages are 
 `wire/queues.py`.
 """
 
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
+from fastness import limits
 from fastness.limits import SQS_LIST_MAX, SQS_MESSAGE_BYTES_MAX
 from fastness.names import UNIVERSE
+from fastness.wire.fields import Name
 from fastness.wire.requests import Operation, Request
 
 ARN_PREFIX: Final = "arn:aws:sqs:us-east-1:000000000000"  # Of queue names, unless the server has another one.
@@ -120,7 +123,7 @@ class CreateSqsQueue(Request[SqsQueue], frozen=True, tag="sqs.create"):
     name: str
     attributes: dict[str, str] = msgspec.field(default_factory=dict)
     tags: dict[str, str] = msgspec.field(default_factory=dict)
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
 
     def queue_names(self) -> tuple[str, ...]:
         return (self.name, *_dead_letter_queue(self.attributes))
@@ -133,7 +136,7 @@ class GetSqsQueue(Request[SqsQueue], frozen=True, tag="sqs.get"):
 
     name: str
     arn_prefix: str = ARN_PREFIX
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
 
     def queue_names(self) -> tuple[str, ...]:
         return (self.name,)
@@ -145,7 +148,7 @@ class GetSqsSettings(Request[SqsSettings], frozen=True, tag="sqs.settings"):
     operation = Operation(permission="sqs:settings", reads=True)
 
     name: str
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
 
     def queue_names(self) -> tuple[str, ...]:
         return (self.name,)
@@ -158,8 +161,8 @@ class ListSqsQueues(Request[SqsQueueNames], frozen=True, tag="sqs.list"):
 
     prefix: str = ""
     after: str = ""
-    limit: int = SQS_LIST_MAX
-    universe: str = UNIVERSE
+    limit: Annotated[int, Meta(ge=1, le=limits.SQS_LIST_MAX)] = SQS_LIST_MAX
+    universe: Name = UNIVERSE
     only: list[str] = msgspec.field(default_factory=list)  # Empty: all. A server sets the caller's.
 
 
@@ -178,7 +181,7 @@ class SetSqsAttributes(Request[SqsQueue], frozen=True, tag="sqs.set"):
 
     name: str
     attributes: dict[str, str]
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
     if_policy: str | None = None
 
     def queue_names(self) -> tuple[str, ...]:
@@ -195,7 +198,7 @@ class DeleteSqsQueue(Request[Purged], frozen=True, tag="sqs.delete"):
     operation = Operation(permission="sqs:delete", audited=True)
 
     name: str
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
 
     def queue_names(self) -> tuple[str, ...]:
         return (self.name,)
@@ -207,7 +210,7 @@ class PurgeSqsQueue(Request[Purged], frozen=True, tag="sqs.purge"):
     operation = Operation(permission="sqs:purge", audited=True)
 
     name: str
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
 
     def queue_names(self) -> tuple[str, ...]:
         return (self.name,)
@@ -224,7 +227,7 @@ class TagSqsQueue(Request[SqsQueue], frozen=True, tag="sqs.tag"):
 
     name: str
     tags: dict[str, str]
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
 
     def queue_names(self) -> tuple[str, ...]:
         return (self.name,)
@@ -237,7 +240,7 @@ class UntagSqsQueue(Request[SqsQueue], frozen=True, tag="sqs.untag"):
 
     name: str
     keys: list[str]
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
 
     def queue_names(self) -> tuple[str, ...]:
         return (self.name,)
@@ -250,8 +253,8 @@ class ListSqsSources(Request[SqsQueueNames], frozen=True, tag="sqs.sources"):
 
     name: str
     after: str = ""
-    limit: int = SQS_LIST_MAX
-    universe: str = UNIVERSE
+    limit: Annotated[int, Meta(ge=1, le=limits.SQS_LIST_MAX)] = SQS_LIST_MAX
+    universe: Name = UNIVERSE
     only: list[str] = msgspec.field(default_factory=list)  # Empty: all. A server sets the caller's.
 
     def queue_names(self) -> tuple[str, ...]:
@@ -266,7 +269,7 @@ class StartMoveTask(Request[MoveTask], frozen=True, tag="sqs.moves.start"):
     source: str
     destination: str | None = None
     per_second: int | None = None
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
 
     def queue_names(self) -> tuple[str, ...]:
         # Without a destination, the messages return to queues that only they name.
@@ -279,8 +282,8 @@ class ListMoveTasks(Request[MoveTasks], frozen=True, tag="sqs.moves.list"):
     operation = Operation(permission="sqs:moves.list", reads=True)
 
     source: str
-    limit: int = 1
-    universe: str = UNIVERSE
+    limit: Annotated[int, Meta(ge=1, le=limits.MOVE_TASKS_LISTED_MAX)] = 1
+    universe: Name = UNIVERSE
 
     def queue_names(self) -> tuple[str, ...]:
         return (self.source,)
@@ -292,7 +295,7 @@ class CancelMoveTask(Request[MoveTask], frozen=True, tag="sqs.moves.cancel"):
     operation = Operation(permission="sqs:moves.cancel", audited=True)
 
     handle: str
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
 
     def queue_names(self) -> tuple[str, ...]:
         return (source_of_handle(self.handle),)

@@ -4,6 +4,7 @@ import msgspec
 
 from fastness.names import UNIVERSE
 from fastness.wire.canonical import check_canonical
+from fastness.wire.fields import CorrelationId, Key, Name
 from fastness.wire.leases import LeaseProof
 from fastness.wire.requests import Operation, Request, Route
 
@@ -42,8 +43,8 @@ class GetState(Request[FoundState], frozen=True, tag="states.get"):
         reads=True, http=(Route("POST", "/v1/state/get", "Read the state document of a key, with its ETag."),)
     )
 
-    key: str
-    universe: str = UNIVERSE
+    key: Key
+    universe: Name = UNIVERSE
 
 
 class UpdateState(Request[UpdatedState], frozen=True, tag="states.update"):
@@ -55,13 +56,13 @@ class UpdateState(Request[UpdatedState], frozen=True, tag="states.update"):
         http=(Route("POST", "/v1/state/update", "Write a state document, guarded by a lease or an ETag."),),
     )
 
-    key: str
+    key: Key
     value: bytes
     lease: LeaseProof | None = None
     if_match: str | None = None
     if_absent: bool = False
-    correlation_id: str | None = None
-    universe: str = UNIVERSE
+    correlation_id: CorrelationId | None = None
+    universe: Name = UNIVERSE
 
     def check(self) -> None:
         check_canonical(self.value)
@@ -70,7 +71,7 @@ class UpdateState(Request[UpdatedState], frozen=True, tag="states.update"):
 class RemoveState(Request[RemovedState], frozen=True, tag="states.remove"):
     operation = Operation(atomic=True, http=(Route("POST", "/v1/state/remove", "Remove a state document."),))
 
-    key: str
+    key: Key
     lease: LeaseProof | None = None
     if_match: str | None = None
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE

@@ -3,6 +3,7 @@
 import msgspec
 
 from fastness.names import UNIVERSE
+from fastness.wire.fields import Limit, Name
 from fastness.wire.requests import Operation, Request, Route
 
 
@@ -34,7 +35,7 @@ class ListTimers(Request[TimerPage], frozen=True, tag="timers.list"):
         ),
     )
 
-    world: str | None = None
+    world: Name | None = None
     after: str = ""
-    limit: int = 100
-    universe: str = UNIVERSE
+    limit: Limit = 100
+    universe: Name = UNIVERSE

@@ -9,11 +9,14 @@ contains it. That of an access key is sent, because signatures are computed from
 """
 
 import re
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+from msgspec import Meta
 
+from fastness import limits
 from fastness.errors import InvalidArgument
+from fastness.wire.fields import Hash, Limit, Name
 from fastness.wire.requests import Operation, Request, Route
 
 PREFIX: Final = "fnt"
@@ -87,11 +90,11 @@ class CreateToken(Request[TokenInfo], frozen=True, tag="tokens.create"):
         ),
     )
 
-    name: str
+    name: Name
     universes: list[str]
     verbs: list[str]
-    secret_sha256: str
-    ttl_seconds: float | None = None  # None: until it is revoked.
+    secret_sha256: Hash
+    ttl_seconds: Annotated[float, Meta(ge=1, le=limits.TTL_SECONDS_MAX)] | None = None  # None: until it is revoked.
     rate_per_second: float | None = None  # Calls; None: no limit.
     body_bytes_max: int | None = None  # Of one call; None: the server's limit.
     maker: str = ""  # The id of the caller's token. A server sets it, whatever the caller sends.
@@ -116,7 +119,7 @@ class ListTokens(Request[TokenPage], frozen=True, tag="tokens.list"):
     operation = Operation(reads=True, http=(Route("GET", "/v1/tokens", "List the tokens, without their secrets."),))
 
     after: str = ""
-    limit: int = 100
+    limit: Limit = 100
 
 
 class OwnToken(msgspec.Struct, frozen=True):

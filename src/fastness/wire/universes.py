@@ -2,6 +2,7 @@
 
 import msgspec
 
+from fastness.wire.fields import Limit
 from fastness.wire.requests import Operation, Request, Route
 
 
@@ -17,4 +18,4 @@ class ListUniverses(Request[UniverseNames], frozen=True, tag="universes.list"):
     operation = Operation(reads=True, http=(Route("GET", "/v1/universes", "List the universes that hold any data."),))
 
     after: str = ""
-    limit: int = 100
+    limit: Limit = 100

@@ -3,11 +3,16 @@
 A request with an `incarnation` is refused in any other incarnation of the world; None is the current one.
 """
 
-import msgspec
+from typing import Annotated
 
+import msgspec
+from msgspec import Meta
+
+from fastness import limits
 from fastness.limits import SEGMENT_ENTRIES, SEGMENT_MARGIN
 from fastness.names import UNIVERSE
 from fastness.wire.canonical import check_canonical
+from fastness.wire.fields import Count, Limit, Name, Owner, SummaryLimit, one_of
 from fastness.wire.inboxes import InboxItem
 from fastness.wire.requests import Operation, Request, Route
 
@@ -152,10 +157,10 @@ class CreateWorld(Request[Described], frozen=True, tag="worlds.create"):
         ),
     )
 
-    world: str
-    universe: str = UNIVERSE
+    world: Name
+    universe: Name = UNIVERSE
     manifest_hash: str | None = None
-    program: str | None = None  # That hosts run it with.
+    program: Name | None = None  # That hosts run it with.
 
 
 class DescribeWorld(Request[Described], frozen=True, tag="worlds.describe"):
@@ -163,8 +168,8 @@ class DescribeWorld(Request[Described], frozen=True, tag="worlds.describe"):
         reads=True, http=(Route("GET", "/v1/worlds/{world}", "Describe a world: its state, age and journal head."),)
     )
 
-    world: str
-    universe: str = UNIVERSE
+    world: Name
+    universe: Name = UNIVERSE
     incarnation: int | None = None
 
 
@@ -172,8 +177,8 @@ class ListWorlds(Request[Names], frozen=True, tag="worlds.list"):
     operation = Operation(reads=True, http=(Route("GET", "/v1/worlds", "List the names of worlds, in order."),))
 
     after: str = ""
-    limit: int = 100
-    universe: str = UNIVERSE
+    limit: Limit = 100
+    universe: Name = UNIVERSE
 
 
 class SurveyWorlds(Request[WorldSurvey], frozen=True, tag="worlds.survey"):
@@ -182,8 +187,8 @@ class SurveyWorlds(Request[WorldSurvey], frozen=True, tag="worlds.survey"):
     operation = Operation(reads=True, http=(Route("GET", "/v1/surveys/worlds", "Summarize each world."),))
 
     after: str = ""
-    limit: int = 100
-    universe: str = UNIVERSE
+    limit: SummaryLimit = 100
+    universe: Name = UNIVERSE
 
 
 class AppendEntries(Request[Height], frozen=True, tag="worlds.append"):
@@ -202,10 +207,10 @@ class AppendEntries(Request[Height], frozen=True, tag="worlds.append"):
         ),
     )
 
-    world: str
-    entries: list[bytes]
-    expected_head: int
-    universe: str = UNIVERSE
+    world: Name
+    entries: Annotated[list[bytes], Meta(min_length=1, max_length=limits.BATCH_ENTRIES_MAX)]
+    expected_head: Count
+    universe: Name = UNIVERSE
     incarnation: int | None = None
 
     def check(self) -> None:
@@ -221,10 +226,10 @@ class ReadJournal(Request[Records], frozen=True, tag="worlds.read"):
         ),
     )
 
-    world: str
-    start: int
-    limit: int = 1_000
-    universe: str = UNIVERSE
+    world: Name
+    start: Count
+    limit: Limit = 1_000
+    universe: Name = UNIVERSE
     incarnation: int | None = None
 
 
@@ -233,9 +238,9 @@ class DrainInbox(Request[Drained], frozen=True, tag="worlds.drain"):
         http=(Route("POST", "/v1/worlds/{world}/drain", "Move the next inbox items into the journal."),)
     )
 
-    world: str
-    limit: int = 256
-    universe: str = UNIVERSE
+    world: Name
+    limit: Annotated[int, Meta(ge=1, le=limits.BATCH_ENTRIES_MAX)] = 256
+    universe: Name = UNIVERSE
     incarnation: int | None = None
 
 
@@ -246,9 +251,9 @@ class PutItem(Request[Sequence], frozen=True, tag="worlds.inbox.put"):
         http=(Route("POST", "/v1/worlds/{world}/inbox", "Put an item into the inbox.", status=201),),
     )
 
-    world: str
+    world: Name
     item: InboxItem
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
     incarnation: int | None = None
 
 
@@ -258,10 +263,10 @@ class ReadInbox(Request[Items], frozen=True, tag="worlds.inbox.read"):
         http=(Route("GET", "/v1/worlds/{world}/inbox", "Read inbox items after the sequence number `after`."),),
     )
 
-    world: str
+    world: Name
     after: int | None = None
-    limit: int = 1_000
-    universe: str = UNIVERSE
+    limit: Limit = 1_000
+    universe: Name = UNIVERSE
     incarnation: int | None = None
 
 
@@ -271,8 +276,8 @@ class GetCursor(Request[Sequence], frozen=True, tag="worlds.inbox.cursor"):
         http=(Route("GET", "/v1/worlds/{world}/inbox/cursor", "Read the sequence number of the last drained item."),),
     )
 
-    world: str
-    universe: str = UNIVERSE
+    world: Name
+    universe: Name = UNIVERSE
     incarnation: int | None = None
 
 
@@ -284,10 +289,10 @@ class SetManifest(Request[Height], frozen=True, tag="worlds.manifest"):
         http=(Route("POST", "/v1/worlds/{world}/manifest", "Set the manifest that defines the world.", status=201),),
     )
 
-    world: str
+    world: Name
     manifest_hash: str
     expected_head: int
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
     incarnation: int | None = None
 
 
@@ -305,16 +310,16 @@ class CommitSnapshot(Request[Snapshot], frozen=True, tag="worlds.snapshots.commi
         ),
     )
 
-    world: str
+    world: Name
     data: bytes
-    height: int
+    height: Count
     promote: bool | None = None
     receipt_horizon_height: int | None = None
     manifest_hash: str | None = None
     logical_time_ns: int | None = None
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
     incarnation: int | None = None
-    owner: str | None = None
+    owner: Owner | None = None
     fence: int | None = None
 
 
@@ -334,11 +339,11 @@ class PromoteSnapshot(Request[Snapshot], frozen=True, tag="worlds.snapshots.prom
         )
     )
 
-    world: str
+    world: Name
     height: int
-    universe: str = UNIVERSE
+    universe: Name = UNIVERSE
     incarnation: int | None = None
-    owner: str | None = None
+    owner: Owner | None = None
     fence: int | None = None
 
 
@@ -357,8 +362,8 @@ class CheckRestore(Request[RestorePoint], frozen=True, tag="worlds.restore"):
         ),
     )
 
-    world: str
-    universe: str = UNIVERSE
+    world: Name
+    universe: Name = UNIVERSE
     incarnation: int | None = None
 
 
@@ -374,8 +379,8 @@ class GetBaseline(Request[Snapshot], frozen=True, tag="worlds.baseline"):
         ),
     )
 
-    world: str
-    universe: str = UNIVERSE
+    world: Name
+    universe: Name = UNIVERSE
     incarnation: int | None = None
 
 
@@ -385,10 +390,10 @@ class ListSnapshots(Request[Snapshots], frozen=True, tag="worlds.snapshots.list"
         http=(Route("GET", "/v1/worlds/{world}/snapshots", "List the snapshots, in the order of their heights."),),
     )
 
-    world: str
+    world: Name
     start: int = 0
-    limit: int = 100
-    universe: str = UNIVERSE
+    limit: Limit = 100
+    universe: Name = UNIVERSE
     incarnation: int | None = None
 
 
@@ -400,10 +405,10 @@ class CompactWorld(Request[Compacted], frozen=True, tag="worlds.compact"):
         http=(Route("POST", "/v1/worlds/{world}/compact", "Move old records below the baseline into segments."),),
     )
 
-    world: str
-    entries: int = SEGMENT_ENTRIES
-    margin: int = SEGMENT_MARGIN
-    universe: str = UNIVERSE
+    world: Name
+    entries: Annotated[int, Meta(ge=1)] = SEGMENT_ENTRIES
+    margin: Count = SEGMENT_MARGIN
+    universe: Name = UNIVERSE
     incarnation: int | None = None
 
 
@@ -412,10 +417,10 @@ class ListSegments(Request[Segments], frozen=True, tag="worlds.segments"):
         reads=True, http=(Route("GET", "/v1/worlds/{world}/segments", "List the cold segments of the journal."),)
     )
 
-    world: str
+    world: Name
     after: int = -1
-    limit: int = 100
-    universe: str = UNIVERSE
+    limit: Limit = 100
+    universe: Name = UNIVERSE
     incarnation: int | None = None
 
 
@@ -436,10 +441,10 @@ class CheckWorld(Request[Checked], frozen=True, tag="worlds.check"):
         ),
     )
 
-    world: str
-    start: int = 0
-    limit: int = 1_000
-    universe: str = UNIVERSE
+    world: Name
+    start: Count = 0
+    limit: Limit = 1_000
+    universe: Name = UNIVERSE
     incarnation: int | None = None
 
 
@@ -462,9 +467,9 @@ class ChangeWorld(Request[Described], frozen=True, tag="worlds.change"):
         ),
     )
 
-    world: str
-    state: str
-    universe: str = UNIVERSE
+    world: Name
+    state: Annotated[str, one_of("active", "paused", "archived")]
+    universe: Name = UNIVERSE
     incarnation: int | None = None
 
 
@@ -477,8 +482,8 @@ class DeleteWorld(Request[Described], frozen=True, tag="worlds.delete"):
         http=(Route("DELETE", "/v1/worlds/{world}", "Delete an archived world, or finish its deletion."),),
     )
 
-    world: str
-    universe: str = UNIVERSE
+    world: Name
+    universe: Name = UNIVERSE
     incarnation: int | None = None
 
 
@@ -492,8 +497,8 @@ class ForkWorld(Request[Described], frozen=True, tag="worlds.fork"):
         ),
     )
 
-    world: str
-    target: str
-    height: int
-    universe: str = UNIVERSE
+    world: Name
+    target: Name
+    height: Count
+    universe: Name = UNIVERSE
     incarnation: int | None = None

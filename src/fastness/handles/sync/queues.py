@@ -86,6 +86,7 @@ _POLLS_PER_LEASE_CHECK = 20  # After so many polls it asks the plane which lease
 class MessageOptions(TypedDict, total=False):
     """The options of `put`, for calls that put a message in another way."""
 
+    # Generated: options.
     content_type: str
     attributes: dict[str, str]
     correlation_id: str | None
@@ -104,6 +105,7 @@ class MessageOptions(TypedDict, total=False):
     debounce_key: str | None
     debounce_seconds: float
     debounce_max_seconds: float | None
+    # End of the generated options.
 
 
 def new_message(body: Any, **options: Unpack[MessageOptions]) -> NewMessage:
@@ -131,17 +133,18 @@ class Queue:
         self,
         body: Any,
         *,
-        delay_seconds: float | None = None,
-        ttl_seconds: float | None = None,
+        # Generated: signature.
+        content_type: str | None = None,
+        attributes: Mapping[str, str] | None = None,
+        correlation_id: str | None = None,
         priority: int = 5,
         group: str | None = None,
         idempotency_key: str | None = None,
-        attributes: Mapping[str, str] | None = None,
-        correlation_id: str | None = None,
+        delay_seconds: float | None = None,
+        ttl_seconds: float | None = None,
         max_attempts: int | None = None,
         visibility_seconds: float | None = None,
         retry_delay_seconds: float | None = None,
-        content_type: str | None = None,
         key: str | None = None,
         keep_result: bool = False,
         unique_key: str | None = None,
@@ -149,34 +152,38 @@ class Queue:
         debounce_key: str | None = None,
         debounce_seconds: float = 0.0,
         debounce_max_seconds: float | None = None,
+        # End of the generated signature.
         tier: Tier = Tier.CRITICAL,
     ) -> PutReceipt:
         """Put a message: bytes as they are, anything else as JSON. The receipt has the message's id and durability.
 
         Args:
-            delay_seconds: how long to hold it back; by default as long as the policy says, which is not at all.
-            ttl_seconds: how long to keep it; then it is removed, delivered or not.
+            content_type: The content type of the body. By default that of JSON or of bytes, as the body is.
+            attributes: Texts by name, which consumers get with the message.
+            correlation_id: An id that links related messages and requests. By default its own id.
             priority: 0 to 9; 9 is delivered first.
-            group: messages of one group are delivered one at a time, in order.
-            idempotency_key: a second put with the same key within five minutes adds nothing; its receipt has
-                `duplicate`.
-            max_attempts, visibility_seconds: override the queue's policy.
-            retry_delay_seconds: overrides the delay after the first failure, from which the policy's back-off grows.
-            key: messages with the same key share the limits `concurrency_per_key` and `rate_per_key` of the policy, and
+            group: Messages of one group are delivered one at a time, in order.
+            idempotency_key: A put with the same key within five minutes adds nothing; its receipt has `duplicate`.
+            delay_seconds: How long to hold it back. By default the policy decides: not at all.
+            ttl_seconds: How long to keep it. Then it is removed, delivered or not.
+            max_attempts: After this many failed attempts it becomes a dead letter.
+            visibility_seconds: How long a delivery is leased to its consumer.
+            retry_delay_seconds: The delay after the first failure, from which the back-off of the policy grows.
+            key: Messages with the same key share the limits `concurrency_per_key` and `rate_per_key` of the policy, and
                 take turns with other keys if it is `fair`.
-            keep_result: remember what becomes of it, for `result` and `get`.
-            unique_key: while a message has the key, a put with the same one adds nothing; its receipt has `duplicate`.
-            unique_until: when the message gives up its unique key: "done" (it is done, dead or cancelled), "leased", or
-                after this many seconds.
-            debounce_key: hold it back for `debounce_seconds`; a put with the same key within that time replaces it and
+            keep_result: Keep what becomes of it, for `result` and `get`.
+            unique_key: While a message has this key, a put with the same key adds nothing; its receipt has `duplicate`.
+            unique_until: When it gives up its unique key: "done" (it is done, dead or cancelled), "leased", or after
+                this many seconds.
+            debounce_key: Hold it back for `debounce_seconds`. A put with the same key within that time replaces it and
                 starts the time again.
-            debounce_max_seconds: how long after the first put that time ends at the latest.
+            debounce_seconds: How long a message with a `debounce_key` is held back after the last put.
+            debounce_max_seconds: How long after the first put that time ends at the latest.
         """
         payload, kind = payload_of(body)
         message = NewMessage(  # By position: a struct of this size takes several times as long by keyword.
             payload,
-            None,  # blob
-            0,  # blob_size
+            # Generated: fields.
             content_type or kind,
             checked_map("attributes", attributes) if attributes else {},
             correlation_id,
@@ -195,6 +202,7 @@ class Queue:
             debounce_key,
             debounce_seconds,
             debounce_max_seconds,
+            # End of the generated fields.
         )
         return (self._put([message], tier))[0]
 

@@ -1,6 +1,5 @@
 """Enqueueing: checks new messages, stores them as ready, delayed or blocked, and enqueues scheduled messages."""
 
-import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
@@ -8,35 +7,26 @@ from zoneinfo import ZoneInfo
 import msgspec
 from cronsim import CronSim, CronSimError
 
-from fastness.errors import BatchTooLarge, Busy, EmptyBatch, InvalidArgument, PayloadTooLarge, QuotaExceeded
+from fastness.errors import Busy, InvalidArgument, PayloadTooLarge, QuotaExceeded
 from fastness.kv import Transaction
 from fastness.layers import blobs
-from fastness.layers.queues import groups, key_flow, locations, unique_keys, upkeep
+from fastness.layers.queues import groups, locations, unique_keys, upkeep
 from fastness.layers.queues.counters import NEVER_MS, QueueTransaction
 from fastness.layers.queues.keys import QueueKey, QueueKeys, keys_of
-from fastness.layers.queues.policies import check_exists, max_attempts, policy_of, visibility_ms
-from fastness.layers.states import check_correlation_id
+from fastness.layers.queues.policies import check_exists, policy_of
 from fastness.limits import (
     ATTRIBUTES_BYTES_MAX,
     ATTRIBUTES_MAX,
-    DELAY_SECONDS_MAX,
-    IDEMPOTENCY_KEY_BYTES_MAX,
     IDEMPOTENCY_SECONDS,
-    MESSAGES_MAX,
     PAYLOAD_CARRIED_BYTES_MAX,
     PAYLOAD_INLINE_BYTES_MAX,
-    PRIORITY_MAX,
     SCHEDULES_MAX,
-    TTL_SECONDS_MAX,
 )
-from fastness.names import checked_name
 from fastness.tiers import Tier
 from fastness.wire.queues import NewMessage, QueuePolicy, Receipt, Schedule
 from fastness.wire.stored_messages import StoredMessage, encode, format_id
-from fastness.wire.type_checks import refused, refused_field
+from fastness.wire.type_checks import refused
 
-_HASH = re.compile(r"[0-9a-f]{64}\Z")
-_SHORT_TEXT = f"a text of 1 to {IDEMPOTENCY_KEY_BYTES_MAX} bytes; hash a longer one"
 TTL_EXPIRED = b"T"  # The kind of a due entry. The ends of leases and delays have an empty value.
 SCHEDULE_DUE = b"S"
 SCHEDULE_ATTRIBUTE = "fastness-schedule"  # The name of the schedule that has put a message.
@@ -57,16 +47,11 @@ def put(
     one. `tier` is the durability of the surrounding commit, which the receipts repeat.
 
     Raises:
-        EmptyBatch, BatchTooLarge, PayloadTooLarge: there are no messages, or too many, or one is too large.
-        InvalidArgument: a message has an invalid value.
+        InvalidArgument, PayloadTooLarge: the options of a message do not go together, or it is too large.
         BlobNotFound: the payload of a message is a blob that is not stored.
         QuotaExceeded: the universe has no room for them.
         QueueNotFound: the queue does not exist, and `must_exist` is set.
     """
-    if not messages:
-        raise EmptyBatch("The batch is empty; put at least one message")
-    if len(messages) > MESSAGES_MAX:
-        raise BatchTooLarge(f"One batch puts at most {MESSAGES_MAX} messages, not {len(messages)}; split it")
     for message in messages:
         check(message)
     policy = policy_of(tx, queue)
@@ -168,7 +153,7 @@ def put_one(queue_tx: QueueTransaction, policy: QueuePolicy, new: NewMessage, id
         0,  # attempts
         0,  # ttl_at_ms
         round(visibility * 1_000),
-        None if new.group is None else checked_name("group", new.group),
+        new.group,
         blob,
         len(payload) if blob is None else new.blob_size,
         False,  # has_failures
@@ -282,47 +267,40 @@ def _duplicate_of(tx: Transaction, keys: QueueKeys, key: str) -> bytes | None:
     return None
 
 
-def _check_text(new: NewMessage) -> None:
-    for name in ("content_type", "idempotency_key", "blob", "attributes"):
-        value = getattr(new, name) or ""
-        try:
-            ("".join([*value, *value.values()]) if isinstance(value, dict) else value).encode()
-        except UnicodeEncodeError:
-            raise refused(name, value, "valid Unicode text, without halves of surrogate pairs") from None
-
-
 def check(new: NewMessage) -> None:
-    """Check the ranges of a new message. Its types were checked when it was decoded, or by `check_types`.
+    """Check which options of a new message go together. Each by itself was checked with its request.
 
     Raises:
-        InvalidArgument, PayloadTooLarge: a value is invalid.
+        InvalidArgument, PayloadTooLarge: they do not, or they are too large.
     """
-    if not new.content_type.isascii() or new.attributes or new.idempotency_key is not None or new.blob is not None:
+    if not new.content_type.isascii() or new.attributes:
         _check_text(new)
     if len(new.payload) > PAYLOAD_INLINE_BYTES_MAX:
         raise PayloadTooLarge(
             f"The payload has {len(new.payload)} bytes, and a message takes {PAYLOAD_INLINE_BYTES_MAX}; "
             "store it as a blob and pass its hash"
         )
-    if new.blob is not None and (not _HASH.match(new.blob) or new.blob_size < 0):
-        raise refused("blob", f"{new.blob} of {new.blob_size} bytes", "the hash and size that storing it returned")
     if new.blob is not None and new.payload:
         raise InvalidArgument("The message has both a payload and a blob; leave one of them out")
     if new.blob is None and new.blob_size:
         raise InvalidArgument("blob_size is given without a blob; give both, or leave it out")
-    if not 0 <= new.priority <= PRIORITY_MAX:
-        raise refused_field(NewMessage, "priority", new.priority)
-    if new.delay_seconds is not None and not 0 <= new.delay_seconds <= DELAY_SECONDS_MAX:
-        raise refused_field(NewMessage, "delay_seconds", new.delay_seconds)
-    if new.ttl_seconds is not None and not 0.001 <= new.ttl_seconds <= TTL_SECONDS_MAX:
-        raise refused_field(NewMessage, "ttl_seconds", new.ttl_seconds)
-    if new.max_attempts is not None:
-        max_attempts(new.max_attempts)
-    if new.visibility_seconds is not None:
-        visibility_ms(new.visibility_seconds)
-    if new.retry_delay_seconds is not None and not 0 <= new.retry_delay_seconds <= DELAY_SECONDS_MAX:
-        raise refused_field(NewMessage, "retry_delay_seconds", new.retry_delay_seconds)
-    if new.attributes and (
+    if new.unique_key is None and new.unique_until != "done":
+        raise InvalidArgument("unique_until is given without a unique_key; give both, or leave it out")
+    if new.debounce_key is None:
+        if new.debounce_seconds or new.debounce_max_seconds is not None:
+            name = "debounce_seconds" if new.debounce_seconds else "debounce_max_seconds"
+            raise InvalidArgument(f"{name} is given without a debounce_key; give both, or leave it out")
+        return
+    if not new.debounce_seconds:
+        raise refused("debounce_seconds", new.debounce_seconds, "how long to hold the message back: at least 0.001")
+    if new.group is not None or new.unique_key is not None or new.delay_seconds:
+        raise InvalidArgument(
+            "A debounced message has no group, unique_key or delay_seconds; leave them out, or the debounce_key"
+        )
+
+
+def _check_text(new: NewMessage) -> None:
+    if (
         len(new.attributes) > ATTRIBUTES_MAX
         or sum(len(name) + len(value) for name, value in new.attributes.items()) > ATTRIBUTES_BYTES_MAX
     ):
@@ -331,54 +309,12 @@ def check(new: NewMessage) -> None:
             new.attributes,
             f"at most {ATTRIBUTES_MAX}, of {ATTRIBUTES_BYTES_MAX:,} characters in all; put the rest into the payload",
         )
-    if new.idempotency_key is not None and not _is_short_text(new.idempotency_key):
-        raise refused("idempotency_key", new.idempotency_key, _SHORT_TEXT)
-    if new.correlation_id is not None:
-        check_correlation_id(new.correlation_id)
-    if (
-        new.key is not None
-        or new.unique_key is not None
-        or new.debounce_key is not None
-        or new.unique_until != "done"
-        or new.debounce_seconds
-        or new.debounce_max_seconds is not None
-    ):
-        _check_job(new)
-
-
-def _check_job(new: NewMessage) -> None:
-    if new.key is not None:
-        key_flow.checked_key(new.key)
-    for name, key in (("unique_key", new.unique_key), ("debounce_key", new.debounce_key)):
-        if key is not None and not _is_short_text(key):
-            raise refused(name, key, _SHORT_TEXT)
-    until = new.unique_until
-    if until not in ("done", "leased") and not 0.001 <= float(until) <= TTL_SECONDS_MAX:
-        raise refused_field(NewMessage, "unique_until", until)
-    if new.unique_key is None and until != "done":
-        raise InvalidArgument("unique_until is given without a unique_key; give both, or leave it out")
-    if new.debounce_key is None:
-        if new.debounce_seconds or new.debounce_max_seconds is not None:
-            name = "debounce_seconds" if new.debounce_seconds else "debounce_max_seconds"
-            raise InvalidArgument(f"{name} is given without a debounce_key; give both, or leave it out")
-        return
-    for name, seconds in (
-        ("debounce_seconds", new.debounce_seconds),
-        ("debounce_max_seconds", new.debounce_max_seconds),
-    ):
-        if seconds is not None and not 0.001 <= seconds <= DELAY_SECONDS_MAX:
-            raise refused_field(NewMessage, name, seconds)
-    if new.group is not None or new.unique_key is not None or new.delay_seconds:
-        raise InvalidArgument(
-            "A debounced message has no group, unique_key or delay_seconds; leave them out, or the debounce_key"
-        )
-
-
-def _is_short_text(text: str) -> bool:
-    try:
-        return 0 < len(text.encode()) <= IDEMPOTENCY_KEY_BYTES_MAX
-    except UnicodeEncodeError:
-        return False
+    texts = {"content_type": new.content_type, "attributes": "".join([*new.attributes, *new.attributes.values()])}
+    for name, text in texts.items():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise refused(name, getattr(new, name), "valid Unicode text, without halves of surrogate pairs") from None
 
 
 # Schedules: messages that a queue enqueues by itself, at the times of a cron expression.
@@ -403,8 +339,6 @@ def set_schedule(
         Busy: the queue has as many schedules as allowed.
     """
     check(message)
-    if message.group is not None:
-        checked_name("group", message.group)
     if not isinstance(cron, str) or not isinstance(timezone, str):
         raise InvalidArgument(f"cron and timezone must be strings, not {cron!r} and {timezone!r}")
     keys = keys_of(queue)

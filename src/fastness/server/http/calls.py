@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 from starlette.responses import Response
 
-from fastness.errors import InvalidArgument
+from fastness.errors import FastnessError
 from fastness.server.http import json_codec
 from fastness.server.http.endpoints import Endpoint, json_response
 from fastness.server.http.media import is_json, media_type_of, sends_msgpack
@@ -41,7 +41,7 @@ def _unpack(data: bytes) -> Request[Any]:
     return request
 
 
-def _refusal(data: bytes) -> InvalidArgument | None:
+def _refusal(data: bytes) -> FastnessError | None:
     """The error of the field that is wrong, if the rest can be decoded."""
     with suppress(msgspec.MsgspecError, ValueError, TypeError, RecursionError):
         return refusal_of(AnyRequest, msgspec.msgpack.decode(data), plain=True)

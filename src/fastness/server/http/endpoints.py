@@ -4,7 +4,7 @@ import inspect
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final, get_origin
+from typing import Annotated, Any, Final, get_origin
 
 import msgspec
 from starlette.requests import Request as HttpRequest
@@ -17,6 +17,7 @@ from fastness.server.http.media import negotiated_media_type
 from fastness.server.http.middleware import authenticate_request
 from fastness.server.http.request_context import RequestContext
 from fastness.server.problems import JSON, HttpError
+from fastness.wire.fields import Count, Name, bare
 from fastness.wire.requests import Request, answer_type
 from fastness.wire.type_checks import refused, refused_field
 
@@ -26,6 +27,11 @@ Render = Callable[[RequestContext, Any], Response]
 
 BYTES: Final = bytes  # A body that is not JSON.
 _PATH_FIELD: Final = re.compile(r"{(\w+)(?::\w+)?}")
+_PATH_TYPES: Final[dict[str, Any]] = {  # Of those that are no field of the request.
+    **dict.fromkeys(("kind", "id", "name"), Name),
+    **dict.fromkeys(("height", "number", "sequence"), Count),
+    "hash": Annotated[str, msgspec.Meta(pattern="^[0-9A-Fa-f]{64}$")],
+}
 _METHODS_WITH_BODY: Final = ("POST", "PUT", "PATCH")
 
 
@@ -37,7 +43,6 @@ class Parameter(msgspec.Struct, frozen=True):
     type: Any = str
     required: bool = False
     description: str = ""
-    request: str = ""  # The name of the plane's request whose field it is.
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,17 +147,13 @@ def operation(
         summary=summary,
         handle=handle,
         parameters=(
-            *(
-                Parameter(name, "path", _path_type(fields, name), required=True, request=request.__name__)
-                for name in from_path
-            ),
+            *(Parameter(name, "path", _path_type(fields, name), required=True) for name in from_path),
             *(
                 Parameter(
                     name,
                     "query",
                     fields[name].type,
                     fields[name].required and name not in optional_in_body,
-                    request=request.__name__,
                 )
                 for name in in_query
                 if name in fields
@@ -238,14 +239,16 @@ def _add_path(context: RequestContext, fields: Mapping[str, Any], given: dict[st
     """Add the path parameters to `given`."""
     for name, text in context.request.path_params.items():
         try:
-            given[name] = msgspec.convert(text, int, strict=False) if _path_type(fields, name) is int else text
+            is_number = bare(_path_type(fields, name)) is int
+            given[name] = msgspec.convert(text, int, strict=False) if is_number else text
         except msgspec.ValidationError:
             raise refused(name, text, "a whole number") from None
 
 
-def _path_type(fields: Mapping[str, Any], name: str) -> type:
-    """The type of a path parameter: int if its field is one, and otherwise str."""
-    return int if name in fields and fields[name].type is int else str
+def _path_type(fields: Mapping[str, Any], name: str) -> Any:
+    """The type of a path parameter: that of its field if it has one."""
+    kind = fields[name].type if name in fields else None
+    return kind if bare(kind) in (int, str) else _PATH_TYPES.get(name, str)
 
 
 def _add_query(
@@ -256,7 +259,7 @@ def _add_query(
         if name not in fields:
             continue
         try:
-            is_list = get_origin(fields[name].type) is list
+            is_list = get_origin(bare(fields[name].type)) is list
             value = text.split(",") if is_list and text else [] if is_list else text
             given.setdefault(name, msgspec.convert(value, fields[name].type, strict=False))
         except msgspec.ValidationError:

@@ -18,8 +18,7 @@ from typing import Any, Final, Union, get_args, get_origin
 import msgspec
 from msgspec import UNSET
 
-from fastness.errors import InvalidArgument, InvalidValue
-from fastness.server.http.bounds import bounds_of
+from fastness.errors import FastnessError, InvalidValue
 from fastness.server.http.message_schemas import (
     MessageBody,
     MessageLeaseBody,
@@ -39,6 +38,7 @@ from fastness.server.problems import HttpError
 from fastness.wire.activity import LoggedRecord, LogRecords
 from fastness.wire.canonical import canonical
 from fastness.wire.entities import BestEffortValue, Change, EntityRecord, EntityWrite, PutEntity
+from fastness.wire.fields import bare
 from fastness.wire.hosting import CommitTurn
 from fastness.wire.queues import (
     Delivery,
@@ -133,7 +133,7 @@ def convert(value: Any, kind: Any) -> Any:
         try:
             built = msgspec.convert(value, kind)
         except msgspec.ValidationError as error:
-            refusal = refusal_of(kind, value, plain=True, bounds=bounds_of)
+            refusal = refusal_of(kind, value, plain=True)
             raise invalid_body(str(error), refusal) from None
     _check_numbers(built)
     return built
@@ -153,7 +153,7 @@ def encode(answer: Any) -> bytes:
     return msgspec.json.encode(to_json(answer))
 
 
-def invalid_body(reason: str, refusal: InvalidArgument | None = None) -> HttpError:
+def invalid_body(reason: str, refusal: FastnessError | None = None) -> HttpError:
     """The error for a body that does not fit its schema; missing fields have codes of their own.
 
     `refusal` is that of the field that is wrong, if one is.
@@ -327,7 +327,7 @@ def _check_numbers(value: Any) -> None:
 @lru_cache(maxsize=1_024)
 def _typed_fields(kind: type[msgspec.Struct]) -> list[str]:
     """The fields that do not hold arbitrary JSON."""
-    return [field.name for field in msgspec.structs.fields(kind) if field.type is not Any]
+    return [field.name for field in msgspec.structs.fields(kind) if bare(field.type) is not Any]
 
 
 @lru_cache(maxsize=1_024)
@@ -348,7 +348,7 @@ def _item_type(kind: Any) -> Any:
 @lru_cache(maxsize=1_024)
 def _fields(kind: type[msgspec.Struct]) -> dict[str, tuple[Any, Callable[[Any, str], Any] | None]]:
     """The fields of a struct by JSON name: their types, and the encoders of their values."""
-    return {field.encode_name: (field.type, _encoder(kind, field.name)) for field in msgspec.structs.fields(kind)}
+    return {field.encode_name: (bare(field.type), _encoder(kind, field.name)) for field in msgspec.structs.fields(kind)}
 
 
 @lru_cache(maxsize=1_024)

@@ -2,7 +2,8 @@
 
 import re
 from datetime import UTC, datetime
-from typing import Any, Final, Literal
+from operator import attrgetter
+from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -32,31 +33,19 @@ _CONTENT_TYPE: Final = re.compile(r"[!-~][ -~]{0,254}\Z")  # It is sent in heade
 _LEASE_ID: Final = re.compile(r"[0-9a-f]{32}-([0-9]{1,19})-[0-9a-f]{34}\Z")
 
 
-class MessageBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class MessageBody(
+    NewMessage,
+    frozen=True,
+    rename={"content_type": "payload_content_type", "blob": "payload_blob", "blob_size": "payload_bytes"},
+):
     """A message to enqueue. Its payload is any JSON, bytes in base64, or the hash of a stored blob."""
 
     payload: Any = UNSET
     payload_base64: bytes | UnsetType = UNSET
-    payload_blob: str | None = None
-    payload_bytes: int = 0
-    payload_content_type: str | None = None
-    attributes: dict[str, str] = {}
-    correlation_id: str | None = None
-    priority: int = 5
-    group: str | None = None
-    idempotency_key: str | None = None
-    delay_seconds: float | None = None
-    ttl_seconds: float | None = None
-    max_attempts: int | None = None
-    visibility_seconds: float | None = None
-    retry_delay_seconds: float | None = None
-    key: str | None = None
-    keep_result: bool = False
-    unique_key: str | None = None
-    unique_until: Literal["done", "leased"] | float = "done"
-    debounce_key: str | None = None
-    debounce_seconds: float = 0.0
-    debounce_max_seconds: float | None = None
+    content_type: str | None = None  # type: ignore[assignment]  # By default that of the payload.
+
+
+_options = attrgetter(*NewMessage.__struct_fields__)
 
 
 class MessageLeaseBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -226,7 +215,7 @@ def new_message(body: MessageBody, *, inline: bool = True) -> NewMessage:
         InvalidArgument: the body has two payloads, a content type that is not valid in a header, or, if `inline`, a
             payload that is too large to embed.
     """
-    given = [body.payload is not UNSET, body.payload_base64 is not UNSET, body.payload_blob is not None]
+    given = [body.payload is not UNSET, body.payload_base64 is not UNSET, body.blob is not None]
     if sum(given) > 1:
         raise InvalidArgument("A message has only one of payload, payload_base64 and payload_blob; remove the others")
     payload, kind = b"", _BYTES
@@ -238,28 +227,11 @@ def new_message(body: MessageBody, *, inline: bool = True) -> NewMessage:
         raise InvalidArgument(
             f"The payload of {len(payload)} bytes is too large to embed; post it to /v1/blobs and send payload_blob"
         )
-    return NewMessage(
+    return msgspec.structs.replace(
+        NewMessage(*_options(body)),
         payload=payload,
-        blob=body.payload_blob,
-        blob_size=body.payload_bytes if body.payload_blob is not None else 0,
-        content_type=checked_content_type(body.payload_content_type or kind),
-        attributes=body.attributes,
-        correlation_id=body.correlation_id,
-        priority=body.priority,
-        group=body.group,
-        idempotency_key=body.idempotency_key,
-        delay_seconds=body.delay_seconds,
-        ttl_seconds=body.ttl_seconds,
-        max_attempts=body.max_attempts,
-        visibility_seconds=body.visibility_seconds,
-        retry_delay_seconds=body.retry_delay_seconds,
-        key=body.key,
-        keep_result=body.keep_result,
-        unique_key=body.unique_key,
-        unique_until=body.unique_until,
-        debounce_key=body.debounce_key,
-        debounce_seconds=body.debounce_seconds,
-        debounce_max_seconds=body.debounce_max_seconds,
+        content_type=checked_content_type(body.content_type or kind),
+        blob_size=body.blob_size if body.blob is not None else 0,
     )
 
 
@@ -297,29 +269,7 @@ def new_result(body: ResultBody, *, inline: bool = True) -> NewResult | None:
 def message_body(message: NewMessage) -> MessageBody:
     """The body for a wire message, such as that of a schedule."""
     payload = payload_fields(message.payload, message.content_type) if message.blob is None else {}
-    return MessageBody(
-        payload_blob=message.blob,
-        payload_bytes=message.blob_size,
-        payload_content_type=message.content_type,
-        attributes=message.attributes,
-        correlation_id=message.correlation_id,
-        priority=message.priority,
-        group=message.group,
-        idempotency_key=message.idempotency_key,
-        delay_seconds=message.delay_seconds,
-        ttl_seconds=message.ttl_seconds,
-        max_attempts=message.max_attempts,
-        visibility_seconds=message.visibility_seconds,
-        retry_delay_seconds=message.retry_delay_seconds,
-        key=message.key,
-        keep_result=message.keep_result,
-        unique_key=message.unique_key,
-        unique_until=message.unique_until,
-        debounce_key=message.debounce_key,
-        debounce_seconds=message.debounce_seconds,
-        debounce_max_seconds=message.debounce_max_seconds,
-        **payload,
-    )
+    return msgspec.structs.replace(MessageBody(*_options(message)), **{"payload": UNSET, **payload})
 
 
 def message_view(delivery: Delivery, request: ReceiveMessages | None = None, *, payload: bool = True) -> MessageView:

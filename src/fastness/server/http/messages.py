@@ -119,7 +119,7 @@ async def _enqueue_multipart(context: RequestContext) -> Response:
         body, universe = _message_body_of(meta), universe_of(context, meta)
         message = new_message(body)
         context.authorizer.authorize(PutMessages(meta.queue, [], universe))
-        message = await _read_payload_part(context, universe, message, body.payload_content_type, parts) or message
+        message = await _read_payload_part(context, universe, message, body.content_type, parts) or message
     return _receipt_response((await _put(context, meta, universe, [message], [body]))[0])
 
 

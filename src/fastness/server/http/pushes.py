@@ -116,7 +116,11 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         summary="Stream pushes as they are accepted; a reconnect continues at `after` or `Last-Event-ID`.",
         handle=_watch,
         parameters=(
-            *(Parameter(name, "query", request="WatchPushes") for name in ("to", "topic", "after")),
+            *(
+                Parameter(each.name, "query", each.type)
+                for each in msgspec.structs.fields(WatchPushes)
+                if each.name in ("to", "topic", "after")
+            ),
             Parameter("universe", "query"),
             Parameter("Last-Event-ID", "header", description="The position to continue at, as `after`."),
         ),

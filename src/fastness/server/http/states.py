@@ -14,12 +14,13 @@ from fastness.server.http.request_context import RequestContext
 from fastness.server.http.values import from_cbor
 from fastness.server.problems import JSON, HttpError
 from fastness.wire.canonical import canonical
+from fastness.wire.fields import Count
 from fastness.wire.leases import LeaseProof
 from fastness.wire.states import FoundState, GetState, RemoveState, UpdatedState, UpdateState
 
 _LEASE: Final = (
     Parameter("X-Lease-Id", "header", description="The id of the lease on this key, if there is one."),
-    Parameter("X-Fence", "header", int, description="The fence of the lease."),
+    Parameter("X-Fence", "header", Count, description="The fence of the lease."),
     Parameter("X-Txn-Id", "header", description="The transaction of the lease, if it has one."),
 )
 _PATH: Final = "/v1/state/{key:path}"

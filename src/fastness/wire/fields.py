@@ -1,0 +1,154 @@
+"""The types of fields: each states its bounds once, and every way into a plane refuses what is outside of them.
+
+    delay_seconds: Annotated[DelaySeconds | None, Meta(description="How long to hold it back.")] = None
+
+From these types follow the checks of decoders and of embedded calls (`type_checks.py`), the texts of refusals, the
+OpenAPI document, the options of commands and the input schemas of MCP tools. What a decoder cannot check, or what has
+an error of its own, is a `Rule`.
+"""
+
+from collections.abc import Callable
+from functools import cache, reduce
+from operator import or_
+from types import UnionType
+from typing import Annotated, Any, Final, Literal, NamedTuple, Union, get_args, get_origin
+
+from msgspec import Meta
+
+from fastness import limits
+from fastness.errors import BatchTooLarge, EmptyBatch, InvalidArgument
+from fastness.lock_rules import Mode
+from fastness.names import KEY_PATTERN, NAME_PATTERN, checked_key, checked_name, is_key, known_names
+
+
+class Rule(NamedTuple):
+    """What a decoder cannot check of a value that has the right type."""
+
+    fits: Callable[[Any], bool]  # A fast answer; if it is False, `check` decides.
+    check: Callable[[str, Any], object]  # Takes the field's name and the value; raises the error of a refused one.
+
+
+def ruled(check: Callable[[str, Any], object], fits: Callable[[Any], bool] | None = None, **schema: Any) -> Meta:
+    """Describe a rule to `type_checks.py`, and its JSON schema to readers."""
+    return Meta(extra={"rule": Rule(fits or _undecided, check)}, extra_json_schema=schema)
+
+
+def worded(words: str, **bounds: Any) -> Meta:
+    """Bounds that a decoder checks, and the words for what is allowed."""
+    return Meta(extra={"words": words}, **bounds)
+
+
+def _undecided(value: Any) -> bool:
+    del value
+    return False
+
+
+def _batch(most: int, noun: str) -> Meta:
+    def check(field: str, items: Any) -> None:
+        del field
+        if not items:
+            raise EmptyBatch(f"The batch has no {noun}; name at least one")
+        if len(items) > most:
+            raise BatchTooLarge(f"One batch has at most {most} {noun}, not {len(items)}; split it")
+
+    return ruled(check, lambda items: 0 < len(items) <= most, minItems=1, maxItems=most)
+
+
+def _short_text(most: int) -> Meta:
+    """A text of 1 to `most` bytes."""
+
+    def check(field: str, text: str) -> None:
+        try:
+            if len(text.encode()) <= most:
+                return
+        except UnicodeEncodeError:
+            pass
+        shown = text if len(text) <= 60 else f"{text[:59]}…"
+        raise InvalidArgument(f"{field} is {shown!r}; give a text of 1 to {most} bytes; hash a longer one")
+
+    fits: Callable[[Any], bool] = lambda text: text.isascii() and len(text) <= most  # noqa: E731
+    return Meta(min_length=1, max_length=most, extra={"rule": Rule(fits, check)})
+
+
+@cache
+def bare(kind: Any) -> Any:
+    """A type without the bounds that annotate it and its parts."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return bare(args[0])
+    if origin is None or origin is Literal:
+        return kind
+    parts = tuple(each if each is ... else bare(each) for each in args)
+    return reduce(or_, parts) if origin in (Union, UnionType) else origin[parts]
+
+
+def one_of(*words: str) -> Meta:
+    """One of these words."""
+    pattern = f"^({'|'.join(words)})$"
+    return Meta(pattern=pattern, extra={"words": " or ".join(map(repr, words))}, extra_json_schema={"enum": [*words]})
+
+
+# Names.
+Name = Annotated[str, ruled(checked_name, known_names.__contains__, pattern=NAME_PATTERN)]
+Key = Annotated[str, ruled(checked_key, is_key, pattern=KEY_PATTERN, maxLength=limits.NAME_BYTES_MAX)]
+Hash = Annotated[str, worded("the hash that storing it returned: 64 digits of hexadecimal", pattern="^[0-9a-f]{64}$")]
+Owner = Annotated[str, _short_text(limits.OWNER_BYTES_MAX)]
+IdempotencyKey = Annotated[str, _short_text(limits.IDEMPOTENCY_KEY_BYTES_MAX)]
+MessageKey = Annotated[str, _short_text(limits.KEY_CHARACTERS_MAX)]
+CorrelationId = Annotated[
+    str,
+    worded(
+        f"1 to {limits.CORRELATION_ID_CHARACTERS_MAX} printable ASCII characters",
+        pattern=f"^[ -~]{{1,{limits.CORRELATION_ID_CHARACTERS_MAX}}}$",
+    ),
+]
+ContentType = Annotated[str, worded("at most 255 printable ASCII characters", pattern="^[!-~][ -~]{0,254}$")]
+SearchedText = Annotated[str, Meta(min_length=1, max_length=limits.SEARCH_TEXT_CHARACTERS_MAX)]
+MailSession = Annotated[
+    str,
+    worded(
+        f"1 to {limits.MAIL_ID_CHARACTERS_MAX} printable ASCII characters",
+        pattern=f"^[ -~]{{1,{limits.MAIL_ID_CHARACTERS_MAX}}}$",
+    ),
+]
+
+# Numbers.
+Count = Annotated[int, Meta(ge=0)]
+Limit = Annotated[int, Meta(ge=1, le=limits.READ_ENTRIES_MAX)]
+SummaryLimit = Annotated[int, Meta(ge=1, le=limits.SUMMARY_LIST_MAX)]
+Priority = Annotated[int, Meta(ge=0, le=limits.PRIORITY_MAX)]
+MaxAttempts = Annotated[int, Meta(ge=1, le=limits.MAX_ATTEMPTS_MAX)]
+
+# Times.
+DelaySeconds = Annotated[float, Meta(ge=0, le=limits.DELAY_SECONDS_MAX)]
+DebounceSeconds = Annotated[float, Meta(ge=0.001, le=limits.DELAY_SECONDS_MAX)]
+VisibilitySeconds = Annotated[float, Meta(ge=0.001, le=limits.VISIBILITY_SECONDS_MAX)]
+RetentionSeconds = Annotated[float, Meta(ge=0.001, le=limits.TTL_SECONDS_MAX)]
+WaitSeconds = Annotated[float, Meta(ge=0)]  # A server waits for `wait_seconds_max` at most.
+ReceiveWaitSeconds = Annotated[float, Meta(ge=0, le=limits.RECEIVE_WAIT_SECONDS_MAX)]
+LeaseTtlSeconds = Annotated[float, Meta(ge=0.001, le=limits.LEASE_TTL_SECONDS_MAX)]
+LeaseWaitSeconds = Annotated[float, Meta(ge=0, le=limits.LEASE_WAIT_SECONDS_MAX)]
+
+# Lists.
+MessageBatch: Final = _batch(limits.MESSAGES_MAX, "messages")
+
+LockMode = Annotated[str, one_of(*(mode.value for mode in Mode))]
+LockClaim = Annotated[
+    str,
+    worded(
+        f"1 to {limits.LOCK_SESSION_ID_CHARACTERS_MAX} letters, digits, _ or -",
+        pattern=f"^[A-Za-z0-9_-]{{1,{limits.LOCK_SESSION_ID_CHARACTERS_MAX}}}$",
+    ),
+]
+LockSessionId = Annotated[
+    str,
+    worded(
+        f"16 to {limits.LOCK_SESSION_ID_CHARACTERS_MAX} letters, digits, _ or -",
+        pattern=f"^[A-Za-z0-9_-]{{16,{limits.LOCK_SESSION_ID_CHARACTERS_MAX}}}$",
+    ),
+]
+LockPaths = Annotated[
+    list[Annotated[list[str], Meta(min_length=1, max_length=2)]],
+    Meta(min_length=1, max_length=limits.LOCK_CLAIM_PATHS_MAX),
+]
+RunId = Annotated[Name, Meta(max_length=limits.RUN_ID_BYTES_MAX)]
