@@ -3,10 +3,10 @@
 from typing import TYPE_CHECKING, Annotated, Any, Final, Union
 
 import msgspec
-from msgspec import Meta
 
 from fastness import limits
 from fastness.wire import collections, entities, hosting, leases, locks, mail, queues, runs, states, worlds
+from fastness.wire.fields import batch_of
 from fastness.wire.requests import Request
 
 STEPS: Final[tuple[type[Request[Any]], ...]] = tuple(
@@ -30,7 +30,7 @@ class Answers(msgspec.Struct, frozen=True):
 class CommitAtomic(Request[Answers], frozen=True, tag="atomic.commit"):
     """Execute every operation in one transaction. If one of them fails, nothing is written."""
 
-    operations: Annotated[list[Step], Meta(min_length=1, max_length=limits.ATOMIC_OPERATIONS_MAX)]
+    operations: Annotated[list[Step], batch_of(limits.ATOMIC_OPERATIONS_MAX, "operations")]
 
     def check(self) -> None:
         for operation in self.operations:

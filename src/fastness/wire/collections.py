@@ -7,7 +7,11 @@ from msgspec import Meta
 
 from fastness import limits
 from fastness.names import UNIVERSE
-from fastness.wire.fields import Count, Name
+from fastness.wire.fields import (
+    Count,
+    Name,
+    batch_of,
+)
 from fastness.wire.requests import Operation, Request, Route
 
 RowKey: TypeAlias = tuple[str | int, ...]  # 1 to 8 texts or integers. Integers sort after texts.
@@ -129,7 +133,7 @@ class CommitRows(Request[RowVersions], frozen=True, tag="collections.commit"):
     )
 
     collection: Name
-    changes: Annotated[list[RowChange], Meta(min_length=1, max_length=limits.COLLECTION_CHANGES_MAX)]
+    changes: Annotated[list[RowChange], batch_of(limits.COLLECTION_CHANGES_MAX, "changes")]
     universe: Name = UNIVERSE
 
 

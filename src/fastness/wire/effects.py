@@ -12,7 +12,13 @@ from msgspec import Meta
 from fastness import limits
 from fastness.limits import EFFECT_LEASE_SECONDS
 from fastness.names import UNIVERSE
-from fastness.wire.fields import Hash, Limit, Name, Owner
+from fastness.wire.fields import (
+    Hash,
+    Limit,
+    Name,
+    Owner,
+    batch_of,
+)
 from fastness.wire.requests import Committed, Operation, Request, Route
 
 
@@ -95,7 +101,7 @@ class ReleaseEffects(Request[Committed], frozen=True, tag="effects.release"):
 
     operation = Operation(http=(Route("POST", "/v1/effects/release", "Give claimed effects back."),))
 
-    effects: Annotated[list[ClaimedEffect], Meta(min_length=1, max_length=limits.EFFECT_CLAIMS_MAX)]
+    effects: Annotated[list[ClaimedEffect], batch_of(limits.EFFECT_CLAIMS_MAX, "effects")]
     universe: Name = UNIVERSE
 
 

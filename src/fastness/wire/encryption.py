@@ -56,7 +56,7 @@ class RotateKey(Request[UniverseEncryption], frozen=True, tag="encryption.rotate
 
     operation = Operation(repeatable="another new key does no harm", permission="encryption:rotate", audited=True)
 
-    universe: Name  # Empty: the plane's own.
+    universe: str  # Empty: the plane's own.
     master: bool = False
 
 
@@ -67,7 +67,7 @@ class RewriteValues(Request[Rewritten], frozen=True, tag="encryption.rewrite"):
         repeatable="it goes on where the last call ended", permission="encryption:rewrite", audited=True
     )
 
-    universe: Name  # Empty: the plane's own.
+    universe: str  # Empty: the plane's own.
     limit: Annotated[int, Meta(ge=1, le=limits.ENCRYPTION_REWRITE_CALL)] = (
         ENCRYPTION_REWRITE_CALL  # How many values to look at.
     )

@@ -3,13 +3,17 @@
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta
 
 from fastness import limits
 from fastness.names import UNIVERSE
 from fastness.tiers import Tier
 from fastness.wire.canonical import check_canonical
-from fastness.wire.fields import Limit, Name, SummaryLimit
+from fastness.wire.fields import (
+    Limit,
+    Name,
+    SummaryLimit,
+    batch_of,
+)
 from fastness.wire.requests import Operation, Request, Route
 
 Fields = dict[str, bytes]  # Each value as canonical CBOR.
@@ -171,7 +175,7 @@ class WriteEntities(Request[Written], frozen=True, tag="entities.write"):
         http=(Route("POST", "/v1/entities/transaction", "Change several entities in one commit."),),
     )
 
-    writes: Annotated[list[EntityWrite], Meta(min_length=1, max_length=limits.ENTITY_WRITES_MAX)]
+    writes: Annotated[list[EntityWrite], batch_of(limits.ENTITY_WRITES_MAX, "entities")]
     seen: list[SeenEntity] = msgspec.field(default_factory=list)
     session: Name | None = None
     universe: Name = UNIVERSE

@@ -43,7 +43,9 @@ def _undecided(value: Any) -> bool:
     return False
 
 
-def _batch(most: int, noun: str) -> Meta:
+def batch_of(most: int, noun: str) -> Meta:
+    """A list of 1 to `most` items, with the errors of a batch."""
+
     def check(field: str, items: Any) -> None:
         del field
         if not items:
@@ -91,7 +93,9 @@ def one_of(*words: str) -> Meta:
 # Names.
 Name = Annotated[str, ruled(checked_name, known_names.__contains__, pattern=NAME_PATTERN)]
 Key = Annotated[str, ruled(checked_key, is_key, pattern=KEY_PATTERN, maxLength=limits.NAME_BYTES_MAX)]
-Hash = Annotated[str, worded("the hash that storing it returned: 64 digits of hexadecimal", pattern="^[0-9a-f]{64}$")]
+Hash = Annotated[
+    str, worded("the hash that storing it returned: 64 hex digits in lower case", pattern="^[0-9a-f]{64}$")
+]
 Owner = Annotated[str, _short_text(limits.OWNER_BYTES_MAX)]
 IdempotencyKey = Annotated[str, _short_text(limits.IDEMPOTENCY_KEY_BYTES_MAX)]
 MessageKey = Annotated[str, _short_text(limits.KEY_CHARACTERS_MAX)]
@@ -130,7 +134,7 @@ LeaseTtlSeconds = Annotated[float, Meta(ge=0.001, le=limits.LEASE_TTL_SECONDS_MA
 LeaseWaitSeconds = Annotated[float, Meta(ge=0, le=limits.LEASE_WAIT_SECONDS_MAX)]
 
 # Lists.
-MessageBatch: Final = _batch(limits.MESSAGES_MAX, "messages")
+MessageBatch: Final = batch_of(limits.MESSAGES_MAX, "messages")
 
 LockMode = Annotated[str, one_of(*(mode.value for mode in Mode))]
 LockClaim = Annotated[

@@ -13,7 +13,15 @@ from fastness import limits
 from fastness.limits import HOST_LEASE_SECONDS
 from fastness.names import UNIVERSE
 from fastness.wire.canonical import check_canonical
-from fastness.wire.fields import Count, DelaySeconds, Hash, Limit, Name, Owner
+from fastness.wire.fields import (
+    Count,
+    DelaySeconds,
+    Hash,
+    Limit,
+    Name,
+    Owner,
+    batch_of,
+)
 from fastness.wire.inboxes import Effect, InboxItem, Timer
 from fastness.wire.requests import Committed, Operation, Request, Route
 
@@ -266,7 +274,7 @@ class RenewWorlds(Request[RenewedWorlds], frozen=True, tag="hosting.renew"):
         http=(Route("POST", "/v1/hosting/renew", "Renew the claims on worlds."),),
     )
 
-    worlds: Annotated[list[tuple[str, int]], Meta(min_length=1, max_length=limits.HOSTED_WORLDS_MAX)]
+    worlds: Annotated[list[tuple[str, int]], batch_of(limits.HOSTED_WORLDS_MAX, "worlds")]
     owner: Owner
     lease_seconds: Annotated[float, Meta(ge=0.001, le=limits.HOST_LEASE_SECONDS_MAX)] = HOST_LEASE_SECONDS
     universe: Name = UNIVERSE
@@ -284,7 +292,7 @@ class ReleaseWorlds(Request[Committed], frozen=True, tag="hosting.release"):
         http=(Route("POST", "/v1/hosting/release", "Give claimed worlds back."),),
     )
 
-    worlds: Annotated[list[GivenBack], Meta(min_length=1, max_length=limits.HOSTED_WORLDS_MAX)]
+    worlds: Annotated[list[GivenBack], batch_of(limits.HOSTED_WORLDS_MAX, "worlds")]
     owner: Owner
     universe: Name = UNIVERSE
 

@@ -14,7 +14,11 @@ from msgspec import Meta
 
 from fastness import limits
 from fastness.names import UNIVERSE
-from fastness.wire.fields import Name, worded
+from fastness.wire.fields import (
+    Name,
+    batch_of,
+    worded,
+)
 from fastness.wire.json_values import decode_json
 from fastness.wire.requests import Operation, Request, Route
 
@@ -195,7 +199,7 @@ class PushMany(Request[PushOutcomes], frozen=True, tag="ingress.batch"):
         ),
     )
 
-    pushes: Annotated[list[PushItem], Meta(min_length=1, max_length=limits.PUSH_BATCH_MAX)]
+    pushes: Annotated[list[PushItem], batch_of(limits.PUSH_BATCH_MAX, "pushes")]
     durability: Durability = ACCEPTED
     sender: str | None = None
     universe: Name = UNIVERSE

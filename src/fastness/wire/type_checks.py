@@ -49,6 +49,12 @@ def refusal_of(kind: Any, value: Any, *, plain: bool = False) -> FastnessError |
     return _error_of(found, plain=plain)
 
 
+def out_of_bounds(kind: Any, value: Any) -> FastnessError | None:
+    """`refusal_of` a decoded value, if all of its fields have their types; otherwise None."""
+    found = _wrong(kind, value, _Place(), plain=True)
+    return _error_of(found, plain=True) if found is not None and found.place.field and found.fits_type else None
+
+
 def check_argument(name: str, value: object, kind: Any) -> None:
     """Return if an argument has this type. For those that are used before they are in a request.
 
@@ -245,6 +251,7 @@ class _Wrong(NamedTuple):
     kind: Any
     value: Any
     error: FastnessError | None = None
+    fits_type: bool = False  # It is only out of its bounds.
 
 
 def _wrong(kind: Any, value: Any, place: _Place, *, plain: bool) -> _Wrong | None:
@@ -265,7 +272,9 @@ def _wrong(kind: Any, value: Any, place: _Place, *, plain: bool) -> _Wrong | Non
         return None
     # What is in a list or dictionary, or has an error of its own, says more.
     inner = [each for each in found if each is not None and (each.place != place or each.error is not None)]
-    return inner[0] if inner else _Wrong(place, kind, value)
+    if inner:
+        return inner[0]
+    return _Wrong(place, kind, value, fits_type=any(each is not None and each.fits_type for each in found))
 
 
 def _wrong_in_struct(kind: type[msgspec.Struct], value: Any, place: _Place, *, plain: bool) -> _Wrong | None:
@@ -314,6 +323,7 @@ def _out_of_bounds(option: "_Option", wrong: _Wrong) -> _Wrong | None:
     """`wrong` if its value, which has the right type, is out of the bounds of the option."""
     names: dict[str, Any] = {"value": wrong.value}
     bounds = _bound_terms("value", option._replace(rule=None), names)
+    wrong = wrong._replace(fits_type=True)
     if not all(eval(term, names) for term in bounds):
         return wrong
     if option.rule is not None and not option.rule.fits(wrong.value):

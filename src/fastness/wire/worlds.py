@@ -12,7 +12,15 @@ from fastness import limits
 from fastness.limits import SEGMENT_ENTRIES, SEGMENT_MARGIN
 from fastness.names import UNIVERSE
 from fastness.wire.canonical import check_canonical
-from fastness.wire.fields import Count, Limit, Name, Owner, SummaryLimit, one_of
+from fastness.wire.fields import (
+    Count,
+    Limit,
+    Name,
+    Owner,
+    SummaryLimit,
+    batch_of,
+    one_of,
+)
 from fastness.wire.inboxes import InboxItem
 from fastness.wire.requests import Operation, Request, Route
 
@@ -208,7 +216,7 @@ class AppendEntries(Request[Height], frozen=True, tag="worlds.append"):
     )
 
     world: Name
-    entries: Annotated[list[bytes], Meta(min_length=1, max_length=limits.BATCH_ENTRIES_MAX)]
+    entries: Annotated[list[bytes], batch_of(limits.BATCH_ENTRIES_MAX, "entries")]
     expected_head: Count
     universe: Name = UNIVERSE
     incarnation: int | None = None

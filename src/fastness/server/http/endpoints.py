@@ -263,7 +263,18 @@ def _add_query(
             value = text.split(",") if is_list and text else [] if is_list else text
             given.setdefault(name, msgspec.convert(value, fields[name].type, strict=False))
         except msgspec.ValidationError:
-            raise HttpError(400, "invalid_query", str(refused_field(request, name, text, plain=True))) from None
+            error = refused_field(request, name, text, plain=True)
+            if _has_type(value, bare(fields[name].type)):
+                raise error from None
+            raise HttpError(400, "invalid_query", str(error)) from None
+
+
+def _has_type(value: Any, kind: Any) -> bool:
+    try:
+        msgspec.convert(value, kind, strict=False)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 @lru_cache(maxsize=256)

@@ -53,7 +53,7 @@ from fastness.wire.queues import (
 )
 from fastness.wire.runs import RunInfo, SignalRun, StartRun, UpdateRun
 from fastness.wire.states import StateDocument, UpdateState
-from fastness.wire.type_checks import refusal_of
+from fastness.wire.type_checks import out_of_bounds, refusal_of
 from fastness.wire.worlds import AppendEntries, CommitSnapshot, Record
 
 
@@ -133,8 +133,9 @@ def convert(value: Any, kind: Any) -> Any:
         try:
             built = msgspec.convert(value, kind)
         except msgspec.ValidationError as error:
-            refusal = refusal_of(kind, value, plain=True)
-            raise invalid_body(str(error), refusal) from None
+            if (refusal := out_of_bounds(kind, value)) is not None:
+                raise refusal from None
+            raise invalid_body(str(error), refusal_of(kind, value, plain=True)) from None
     _check_numbers(built)
     return built
 
