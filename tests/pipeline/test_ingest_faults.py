@@ -742,6 +742,42 @@ def test_world_that_was_created_again_is_held_until_it_is_accepted(tmp_path: Pat
     assert [row["payload"] for row in rows] == [f'{{"second":{n}}}' for n in range(records)]
 
 
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_restored_plane_gets_a_check_of_each_of_its_segments(tmp_path: Path, is_copied: bool) -> None:
+    data = tmp_path / "data"
+    given = config(data)
+
+    def append_and_compact(name: str, count: int, *, segment: int) -> list[tuple[int, int]]:
+        with planes.opened(given.data) as opened:
+            world = opened.world("ada")
+            world.append([{name: n} for n in range(count)], expected_head=world.head())
+            world.snapshots.commit({}, height=world.head())
+            world.compact(entries=segment, margin=0)
+            return [(each.start, each.end) for each in world.segments()]
+
+    def checked() -> list[tuple[int, int]]:
+        assert ingest.run(None, given).ok
+        return sorted((row["start"], row["last"]) for row in lake(data).table(SEGMENTS).rows().to_pylist())
+
+    with planes.opened(given.data) as opened:
+        opened.world("ada").create()
+    assert append_and_compact("shared", 5, segment=4) == [(0, 3)]
+    if is_copied:
+        backed_up(data)
+    else:
+        assert CliRunner().invoke(root, ["--url", given.data, "backup", str(tmp_path / "backup")]).exit_code == 0
+    # The first lost record is inside of a segment.
+    assert append_and_compact("lost", 6, segment=4) == checked() == [(0, 3), (4, 7), (8, 11)]
+    if is_copied:
+        restore(data, tmp_path / "backup")
+        assert not ingest.run(None, given).ok
+    else:
+        restore_backup(data, tmp_path)
+    accept.run(None, given)
+    # The plane has another segment before that record.
+    assert append_and_compact("new", 5, segment=2) == checked() == [(0, 3), (4, 5), (6, 7), (8, 9), (10, 11)]
+
+
 def test_killed_acceptance_is_continued(plane: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_counter(plane, *range(20))
     assert CliRunner().invoke(root, ["--url", f"dir:{plane}", "backup", str(tmp_path / "backup")]).exit_code == 0

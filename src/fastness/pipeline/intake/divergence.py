@@ -60,12 +60,13 @@ def journal_cuts(view: View, table: LakeTable, universe: str, wanted: Wanted, *,
     return cuts
 
 
-def segment_cuts(view: View, table: LakeTable, universe: str) -> dict[str, int]:
+def segment_cuts(view: View, table: LakeTable, universe: str, wanted: Wanted) -> dict[str, int]:
     """For each world the first segment that the plane does not have. Worlds that it has deleted keep theirs."""
     checked: dict[str, dict[int, str]] = {}  # Checksums of segments by their start.
     for rows in table.scan(["world", "start", "checksum"], universe=universe):
         for row in rows.to_pylist():
-            checked.setdefault(row["world"], {})[row["start"]] = row["checksum"]
+            if wanted(row["world"]):
+                checked.setdefault(row["world"], {})[row["start"]] = row["checksum"]
     cuts = {}
     for name, segments in checked.items():
         world = view.world(universe, name)

@@ -119,7 +119,6 @@ class _Acceptance:
         for table in (JOURNAL, ENTITY_CHANGES, ACTIVITY):
             self._accept_table(universe, table, owner, since_ms, is_restored=is_restored)
         if is_restored:
-            retries.retry_until_committed(f"the table {SEGMENTS.name}", lambda: self._replace_segments(universe))
             retries.retry_until_committed(
                 f"the table {QUEUE_EVENTS.name}", lambda: self._replace_events(universe, owner, since_ms)
             )
@@ -137,6 +136,10 @@ class _Acceptance:
             self._replace(universe, table, self._cuts(universe, table, wanted, since_ms), owner)
 
         if is_restored or held:
+            if table is JOURNAL:
+                retries.retry_until_committed(
+                    f"the table {SEGMENTS.name}", lambda: self._replace_segments(universe, wanted)
+                )
             retries.retry_until_committed(f"the table {table.name}", replace)
 
     def _cuts(self, universe: str, table: Table, wanted: Wanted, since_ms: int) -> Cuts:
@@ -169,15 +172,22 @@ class _Acceptance:
                 for row in rows.to_pylist()
             ]
             self._keep_superseded(universe, table.name, removed, owner)
-            if table is JOURNAL:
-                self._forget_segments(universe, cuts.numbers)
             self.counts[table.name] += removal.remove(lake_table, universe, cuts.numbers.get, cuts.moves)
         self._resolve(universe, table, cuts.numbers)
 
-    def _replace_segments(self, universe: str) -> None:
-        """Remove the checks of segments that the plane lacks: it may have moved the same records in other parts."""
+    def _replace_segments(self, universe: str, wanted: Wanted) -> None:
+        """Remove the checks of segments that the plane lacks: it may have moved the same records in other parts.
+
+        The next ingest checks those that exist now.
+        """
         table = self._lake.table(SEGMENTS)
-        self._forget_segments(universe, divergence.segment_cuts(self._view, table, universe))
+        cuts = divergence.segment_cuts(self._view, table, universe, wanted)
+        moves = {}
+        for world, cut in cuts.items():
+            name = plans.segment_watermark(universe, world)
+            if table.watermark(name) > cut:
+                moves[name] = Move(table.watermark(name), cut)
+        removal.remove(table, universe, cuts.get, moves)
 
     def _replace_events(self, universe: str, owner: Owner | None, since_ms: int) -> None:
         """Remove the events of queues after the backup; the next ingest adds those that the plane has."""
@@ -223,16 +233,6 @@ class _Acceptance:
         ]
         if new:
             target.append_rows(pa.Table.from_pylist(new, SUPERSEDED.schema))
-
-    def _forget_segments(self, universe: str, cuts: Mapping[str, int]) -> None:
-        """Remove the checks of segments above the cuts; the next ingest checks those that exist now."""
-        table = self._lake.table(SEGMENTS)
-        moves = {}
-        for world, cut in cuts.items():
-            name = plans.segment_watermark(universe, world)
-            if table.watermark(name) > cut:
-                moves[name] = Move(table.watermark(name), cut)
-        removal.remove(table, universe, cuts.get, moves)
 
     def _resolve(self, universe: str, table: Table, cuts: Mapping[str, int]) -> None:
         """Drop the quarantined ranges above the cuts, and the `rewound` rows of the sources that were compared."""
