@@ -1,6 +1,7 @@
 """Ingest under faults (kills, conflicts, damage): every row is stored once, or is in the quarantine."""
 
 import contextlib
+import itertools
 import os
 import random
 import shutil
@@ -19,6 +20,7 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
+import fastness
 from fastness.backends.objects import open_objects
 from fastness.cli import exit_codes
 from fastness.cli.main import root
@@ -742,32 +744,37 @@ def test_world_that_was_created_again_is_held_until_it_is_accepted(tmp_path: Pat
     assert [row["payload"] for row in rows] == [f'{{"second":{n}}}' for n in range(records)]
 
 
+def append_and_compact(world: fastness.World, name: str, count: int, *, segment: int) -> list[tuple[int, int]]:
+    """The first and last records of the world's segments after it has so many entries more."""
+    world.append([{name: n} for n in range(count)], expected_head=world.head())
+    world.snapshots.commit({}, height=world.head())
+    world.compact(entries=segment, margin=0)
+    return [(each.start, each.end) for each in world.segments()]
+
+
+def checked_segments(plane: Path) -> list[tuple[int, int]]:
+    assert ingest.run(None, config(plane)).ok
+    return sorted((row["start"], row["last"]) for row in lake(plane).table(SEGMENTS).rows().to_pylist())
+
+
 @pytest.mark.parametrize("is_copied", [False, True])
 def test_restored_plane_gets_a_check_of_each_of_its_segments(tmp_path: Path, is_copied: bool) -> None:
     data = tmp_path / "data"
     given = config(data)
 
-    def append_and_compact(name: str, count: int, *, segment: int) -> list[tuple[int, int]]:
+    def grow(name: str, count: int, *, segment: int) -> list[tuple[int, int]]:
         with planes.opened(given.data) as opened:
-            world = opened.world("ada")
-            world.append([{name: n} for n in range(count)], expected_head=world.head())
-            world.snapshots.commit({}, height=world.head())
-            world.compact(entries=segment, margin=0)
-            return [(each.start, each.end) for each in world.segments()]
-
-    def checked() -> list[tuple[int, int]]:
-        assert ingest.run(None, given).ok
-        return sorted((row["start"], row["last"]) for row in lake(data).table(SEGMENTS).rows().to_pylist())
+            return append_and_compact(opened.world("ada"), name, count, segment=segment)
 
     with planes.opened(given.data) as opened:
         opened.world("ada").create()
-    assert append_and_compact("shared", 5, segment=4) == [(0, 3)]
+    assert grow("shared", 5, segment=4) == [(0, 3)]
     if is_copied:
         backed_up(data)
     else:
         assert CliRunner().invoke(root, ["--url", given.data, "backup", str(tmp_path / "backup")]).exit_code == 0
     # The first lost record is inside of a segment.
-    assert append_and_compact("lost", 6, segment=4) == checked() == [(0, 3), (4, 7), (8, 11)]
+    assert grow("lost", 6, segment=4) == checked_segments(data) == [(0, 3), (4, 7), (8, 11)]
     if is_copied:
         restore(data, tmp_path / "backup")
         assert not ingest.run(None, given).ok
@@ -775,7 +782,38 @@ def test_restored_plane_gets_a_check_of_each_of_its_segments(tmp_path: Path, is_
         restore_backup(data, tmp_path)
     accept.run(None, given)
     # The plane has another segment before that record.
-    assert append_and_compact("new", 5, segment=2) == checked() == [(0, 3), (4, 5), (6, 7), (8, 9), (10, 11)]
+    assert grow("new", 5, segment=2) == checked_segments(data) == [(0, 3), (4, 5), (6, 7), (8, 9), (10, 11)]
+
+
+@pytest.mark.parametrize("commits", range(1, 5))
+def test_world_that_was_created_again_after_a_killed_ingest_gets_a_check_of_each_of_its_segments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commits: int
+) -> None:
+    data = tmp_path / "data"
+    given = config(data)
+
+    def create(name: str, *, segment: int) -> list[tuple[int, int]]:
+        with planes.opened(given.data) as opened:
+            world = opened.world("ada")
+            if name != "first":
+                world.archive()
+                world.delete()
+            world.create()
+            return append_and_compact(world, name, 10, segment=segment)
+
+    assert create("first", segment=4) == [(0, 3), (4, 7)]
+    steps = itertools.repeat(LakeTable.replace, commits)
+
+    def step(*given: Any, **named: Any) -> None:
+        next(steps, killed)(*given, **named)
+
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(LakeTable, "replace", step)
+        ingest.run(None, given)
+    segments = create("second", segment=2)
+    if not ingest.run(None, given).ok:
+        accept.run(None, given)
+    assert segments == checked_segments(data)
 
 
 def test_killed_acceptance_is_continued(plane: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,9 @@
 """Ingests records of worlds into `journal`, and a check of each segment into `segments`: the driver's side.
 
-    damage ──► quarantine     verdicts ──► segments     files ──► journal     repaired ◄── quarantine
+    damage ──► quarantine     files ──► journal     verdicts ──► segments     repaired ◄── quarantine
 
-Each table has its own watermarks, so a run may be killed between any two of these commits.
+Each table has its own watermarks, so a run may be killed between any two of these commits. Segments are never ahead of
+the journal, whose last record shows whether the plane still has the same history.
 """
 
 import time
@@ -102,7 +103,6 @@ def _ingest_batch(
     check_staged(result.staging_error for result in results)
     found = [quarantine_row(each) for result in results for each in result.damaged] + batch.found
     run.quarantine.add(found)
-    _commit_checks(run, batch, segments, [each for result in results for each in result.segment_checks])
     files = [file for result in results for file in result.files]
     last_records = {
         (record.universe, record.world): record
@@ -113,6 +113,7 @@ def _ingest_batch(
     if moves:
         journal.append(files, moves)
         run.record_commit(JOURNAL, sum(file.rows for file in files))
+    _commit_checks(run, batch, segments, [each for result in results for each in result.segment_checks])
     run.quarantine.resolve([*_scopes(batch.ranges), *_rewound_scopes(batch.found)], found)
 
 
