@@ -332,6 +332,18 @@ def test_a_flipped_bit_is_reported_or_harmless(
     flip_and_examine(folder, kind, random_flips(folder, kind, depth.flips, random.Random(seed)), examiners)
 
 
+def test_the_options_of_the_last_time_are_not_used(small_folder: Path, examiners: Examiners) -> None:
+    """RocksDB ends the process when it writes a table with `parallel_threads=0`, which is one bit from 1."""
+    [kind] = [kind for kind in KINDS if kind.name == "OPTIONS"]
+    flips = [
+        Flip(str(file.relative_to(small_folder / kind.folder)), 8 * (found.end() - 1), "parallel_threads")
+        for file in files_of(small_folder, kind)
+        for found in re.finditer(rb"parallel_threads=1", file.read_bytes())
+    ]
+    assert flips
+    flip_and_examine(small_folder, kind, flips, examiners)
+
+
 # Nothing else knows of an open session log, whose records were never durable. Doctor reports the marker, and opening
 # writes it again, because a process that is killed may leave a new directory without it.
 UNNOTICED = {"open session log", "fastness.json"}

@@ -17,7 +17,7 @@ from fastness.backends.memory import MemoryDatabase
 from fastness.backends.objects import ObjectStore, open_objects
 from fastness.backends.rocksdb import RocksDatabase
 from fastness.backends.rocksdb.compaction import Compactions
-from fastness.backends.rocksdb.disk_needs import disk_space
+from fastness.backends.rocksdb.disk_needs import DiskSpace, disk_space
 from fastness.errors import (
     BlobNotFound,
     Busy,
@@ -56,6 +56,7 @@ from fastness.testing.clock import ManualClock
 from fastness.testing.faults import ChosenFault, Crash, FaultyDatabase, faulty_objects
 from fastness.wire.inboxes import DomainEvent
 from fastness.wire.queues import NewMessage, PutMessages, QueuePolicy
+from tests.support.waiting import eventually
 
 LARGE = bytes(range(256)) * 200
 HASH = hashlib.sha256(LARGE).hexdigest()
@@ -799,6 +800,30 @@ def test_rocksdb_merges_nothing_that_would_take_the_reserve_until_it_fits(plane:
         pass
     assert not database.is_tight
     assert level_0_tables(database) < 4
+
+
+def test_rocksdb_merges_again_in_a_directory_that_was_closed_while_it_merged_nothing(tmp_path: Path) -> None:
+    with RocksDatabase(tmp_path) as database:
+        write_tables(database, 1)
+        database.limit_disk_use(free_bytes=disk_space(tmp_path).flush_bytes, reserve_bytes=RESERVE_BYTES)
+        write_tables(database, 8)
+        assert level_0_tables(database) == 9
+    with RocksDatabase(tmp_path) as database:
+        assert not database.is_tight
+        eventually(lambda: level_0_tables(database) < 4)
+
+
+def test_rocksdb_merges_nothing_in_a_directory_that_is_opened_without_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RocksDatabase(tmp_path) as database:
+        write_tables(database, 1)
+    full_disk = DiskSpace(total_bytes=disk_space(tmp_path).total_bytes, free_bytes=1)
+    monkeypatch.setattr("fastness.backends.rocksdb.database.disk_space", lambda _: full_disk)
+    with RocksDatabase(tmp_path) as database:
+        assert database.is_tight
+        write_tables(database, 8)
+        assert level_0_tables(database) == 9
 
 
 def test_all_writes_are_refused_before_a_flush_would_fail_and_reads_work(plane: Plane) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rocksdict import (
+    AccessType,
     BlockBasedOptions,
     BottommostLevelCompaction,
     Cache,
@@ -424,7 +425,7 @@ def _open(path: Path, clock: Clock) -> tuple[Rdict, Compactions, Watermark, int]
         options = table_options(space)
         options.set_disable_auto_compactions(not are_automatic)  # RocksDB would start one before it is known to fit.
         with panics_as_errors():
-            rocks = Rdict(str(path), options)
+            rocks = open_rocks(path, options)
         try:
             compactions = Compactions(rocks, space, are_automatic=are_automatic)
             compactions.resume_if_they_fit(compactions.room(space.free_bytes, space.reserve_bytes_default))
@@ -449,6 +450,16 @@ def _open(path: Path, clock: Clock) -> tuple[Rdict, Compactions, Watermark, int]
             watermark.close()
             rocks.close()
             raise
+
+
+def open_rocks(path: Path, options: Options, access: AccessType | None = None) -> Rdict:
+    """Open RocksDB with exactly these options.
+
+    Without `column_families`, rocksdict takes most of them from the directory's file OPTIONS, which has those of the
+    last time and no checksum.
+    """
+    access = access or AccessType.read_write()
+    return Rdict(str(path), options, column_families={"default": options}, access_type=access)
 
 
 def table_options(space: DiskSpace = LARGE_DISK) -> Options:

@@ -17,7 +17,7 @@ from typing import Final
 
 from rocksdict import AccessType, Rdict
 
-from fastness.backends.rocksdb.database import table_options
+from fastness.backends.rocksdb.database import open_rocks, table_options
 from fastness.backends.rocksdb.directory_lock import FLOCK
 from fastness.backends.rocksdb.failures import typed_errors
 from fastness.backends.rocksdb.log_check import Repairs, check_durable, check_files
@@ -151,4 +151,4 @@ def _open(path: Path, links: Path, repairs: Repairs) -> Rdict:
         elif file.name != "LOCK":
             (links / file.name).symlink_to(file.absolute())
     with panics_as_errors():
-        return Rdict(str(links), table_options(), access_type=AccessType.read_only(False))
+        return open_rocks(links, table_options(), AccessType.read_only(False))

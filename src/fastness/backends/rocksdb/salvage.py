@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from rocksdict import Rdict, RdictIter, WriteBatch
 
-from fastness.backends.rocksdb.database import RocksDatabase, table_options
+from fastness.backends.rocksdb.database import RocksDatabase, open_rocks, table_options
 from fastness.backends.rocksdb.log_check import check_manifest, log_files
 from fastness.backends.rocksdb.log_records import (
     BATCH,
@@ -77,7 +77,7 @@ def _open_tables(source: Path, work: Path, lost: list[str]) -> Rdict:
             raise Corrupt("CURRENT is missing")
         if has_tables or (work / "CURRENT").exists():
             check_manifest(work)
-        return Rdict(str(work), table_options())
+        return open_rocks(work, table_options())
     except Exception as error:
         lost.append(f"the list of tables ({error}): all tables are read, so pairs that were deleted may be back")
     for file in work.iterdir():
@@ -87,7 +87,7 @@ def _open_tables(source: Path, work: Path, lost: list[str]) -> Rdict:
         Rdict.repair(str(work), table_options())
         for unreadable in work.glob("lost/*.sst"):
             lost.append(f"table {unreadable.name}: it cannot be read")
-    return Rdict(str(work), table_options())
+    return open_rocks(work, table_options())
 
 
 def _apply_logs(source: Path, rocks: Rdict, lost: list[str]) -> tuple[int, int]:
