@@ -63,9 +63,7 @@ async def exchange_mails(mails: int) -> float:
     gc.disable()
     with tempfile.TemporaryDirectory() as folder:
         async with fastness.open_async(f"dir:{folder}/plane") as plane:
-            hub = RelayHub(
-                plane._transport.services.database, MeasuredTransport(plane._transport, Metrics()).call_batch
-            )
+            hub = RelayHub(plane._transport.services.database, MeasuredTransport(plane._transport, Metrics()).call_all)
             exchange = Exchange(mails)
             for number in range(AGENTS):
                 exchange.agents.append(Agent(await hub.join("main", f"agent-{number}", None), exchange))

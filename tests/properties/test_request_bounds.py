@@ -20,7 +20,8 @@ from fastness.backends.memory import MemoryDatabase
 from fastness.errors import Conflict, FastnessError, Fenced, InvalidArgument, Unsupported, Validation
 from fastness.kv import Transaction
 from fastness.plane.embedded import AsyncEmbeddedTransport
-from fastness.plane.operations import OPERATIONS, execute
+from fastness.plane.executor import execute
+from fastness.plane.operations import OPERATIONS
 from fastness.plane.services import Services
 from fastness.testing.clock import ManualClock
 from fastness.wire.atomic import STEPS, CommitAtomic

@@ -22,9 +22,8 @@ from fastness.layers.queues import QueueKey, keys_of
 from fastness.layers.queues.keys import QueueKeys
 from fastness.limits import PAYLOAD_CARRIED_BYTES_MAX
 from fastness.plane.atomic import commit
-from fastness.plane.batching import call_batch
+from fastness.plane.executor import Work, execute_alone
 from fastness.plane.operations import handler_of
-from fastness.plane.sharing import run_alone
 from fastness.testing.clock import ManualClock
 from fastness.tiers import TierPolicy
 from fastness.wire.atomic import CommitAtomic
@@ -124,13 +123,13 @@ class SharedKeySpace:
         try:
             if how == "alone":
                 for request in requests:
-                    self.transact(run_alone, handler_of(request).run, request)
+                    self.transact(execute_alone, Work(handler_of(request), request))
             elif how == "atomic":
                 commit(self.stores, CommitAtomic(requests))
             else:
                 key = "call" if how == "keyed" else None
                 calls = [Call(number, request, key and f"{key}-{number}") for number, request in enumerate(requests)]
-                self.runner.run(call_batch(self.stores, calls))
+                self.runner.run(self.stores.call_all(calls))
         except FastnessError:
             pass  # A call that is refused has written nothing.
         return self.last[1].shared

@@ -13,7 +13,6 @@ from fastness.limits import (
     RELAY_RECEIPTS_SECONDS,
 )
 from fastness.plane import Options, open_plane_async
-from fastness.plane.batching import call_batch
 from fastness.plane.embedded import AsyncEmbeddedTransport
 from fastness.runtime.relay.hub import RelayHub
 from fastness.testing.clock import ManualClock
@@ -60,7 +59,7 @@ class Commits:
             await self.held.pop(0).wait()
         if self.failing is not None:
             return [self.failing] * len(calls)
-        return await call_batch(self._transport, calls)
+        return await self._transport.call_all(calls)
 
     def count(self, kind: type[Request[Any]]) -> int:
         return sum(isinstance(request, kind) for batch in self.batches for request in batch)

@@ -12,8 +12,9 @@ from fastness.errors import CasMismatch, InvalidArgument, Unreachable
 from fastness.handles.plane import AsyncPlane
 from fastness.kv import Transaction
 from fastness.kv.batch import run_batch, run_isolated
-from fastness.plane.batching import CallBatcher
 from fastness.plane.embedded import AsyncEmbeddedTransport
+from fastness.plane.executor import Batcher, Work
+from fastness.plane.handlers import Handler
 from fastness.plane.services import Services
 from fastness.testing.faults import FaultyDatabase
 
@@ -37,10 +38,16 @@ def put(tx: Transaction, number: int) -> int:
     return number
 
 
+def work(run: Any, request: Any) -> Work:
+    return Work(Handler(run=run), request)
+
+
 async def test_calls_of_one_tick_share_a_transaction() -> None:
     with Slow() as database:
-        gathering: Any = CallBatcher(database, lambda events: None)
-        outcomes = await asyncio.gather(*(gathering.call(put, number) for number in range(50)), return_exceptions=True)
+        gathering: Any = Batcher(database, lambda events: None)
+        outcomes = await asyncio.gather(
+            *(gathering.call(work(put, number)) for number in range(50)), return_exceptions=True
+        )
         assert [number for number, outcome in enumerate(outcomes) if outcome == number] == [
             number for number in range(50) if number % 7 != 3
         ]
@@ -58,8 +65,8 @@ async def test_the_events_of_a_cancelled_caller_are_published() -> None:
         tx.emit("noted", number)
 
     with Slow() as database:
-        gathering: Any = CallBatcher(database, published.extend)
-        caller = asyncio.create_task(gathering.call(emit, 1))
+        gathering: Any = Batcher(database, published.extend)
+        caller = asyncio.create_task(gathering.call(work(emit, 1)))
         while not database.commits:
             await asyncio.sleep(0)
         caller.cancel()
@@ -82,9 +89,9 @@ def test_an_unexpected_error_ends_a_batch_unless_it_is_caught() -> None:
 
 async def test_a_single_call_does_not_wait() -> None:
     with Slow() as database:
-        gathering: Any = CallBatcher(database, lambda events: None)
+        gathering: Any = Batcher(database, lambda events: None)
         for number in (0, 1, 2):
-            assert await gathering.call(put, number) == number
+            assert await gathering.call(work(put, number)) == number
         assert database.commits == 3
 
 
@@ -126,8 +133,8 @@ async def test_a_failed_commit_raises_for_every_call_of_its_batch() -> None:
 
 async def test_a_cancelled_caller_does_not_affect_the_others() -> None:
     with Slow() as database:
-        gathering: Any = CallBatcher(database, lambda events: None)
-        tasks = [asyncio.create_task(gathering.call(put, number)) for number in range(3)]
+        gathering: Any = Batcher(database, lambda events: None)
+        tasks = [asyncio.create_task(gathering.call(work(put, number))) for number in range(3)]
         await asyncio.sleep(0)
         tasks[1].cancel()
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
@@ -138,9 +145,9 @@ async def test_a_cancelled_caller_does_not_affect_the_others() -> None:
 async def test_a_large_batch_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastness.kv.batch.BATCH_WRITE_BYTES_MAX", 1_000)
     with Slow() as database:
-        gathering: Any = CallBatcher(database, lambda events: None)
+        gathering: Any = Batcher(database, lambda events: None)
         numbers = [number for number in range(60) if number % 7 != 3]
-        assert await asyncio.gather(*(gathering.call(put, number) for number in numbers)) == numbers
+        assert await asyncio.gather(*(gathering.call(work(put, number)) for number in numbers)) == numbers
         assert database.commits > 3
 
 

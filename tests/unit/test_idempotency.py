@@ -23,7 +23,6 @@ from fastness.layers.idempotency import KeyedCall, keyed_call, run_idempotent
 from fastness.layers.leases import LeaseKey
 from fastness.layers.queues import Leased, PurgeProgress, QueueKey, RedriveProgress
 from fastness.limits import CALL_KEY_BYTES_MAX, CALL_KEY_PERIOD_SECONDS, MESSAGES_MAX
-from fastness.plane.batching import call_batch
 from fastness.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
 from fastness.plane.idempotency import keyed_call_of, release_undelivered
 from fastness.plane.services import Services
@@ -666,9 +665,9 @@ def test_a_refused_record_can_be_repeated(transport: EmbeddedTransport) -> None:
 async def test_a_batch_stores_the_result_of_each_call(async_transport: AsyncEmbeddedTransport) -> None:
     transport = async_transport
     puts = [changed(PUT, queue=f"q{number}") for number in range(3)]
-    first = await call_batch(transport, [Call(number, put, f"k{number}") for number, put in enumerate(puts)])
+    first = await transport.call_all([Call(number, put, f"k{number}") for number, put in enumerate(puts)])
     puts[1] = changed(puts[1], messages=[NewMessage(b"b")])
-    second = await call_batch(transport, [Call(number, put, f"k{number}", True) for number, put in enumerate(puts)])
+    second = await transport.call_all([Call(number, put, f"k{number}", True) for number, put in enumerate(puts)])
     assert (second[0], type(second[1]), second[2]) == (first[0], IdempotencyKeyReused, first[2])
 
 
@@ -686,9 +685,9 @@ async def test_a_late_batch_does_not_repeat_a_call_that_was_retried(
         return await transact(*args, **options)
 
     monkeypatch.setattr(database, "transact_async", transact_async)
-    first = asyncio.create_task(call_batch(transport, [Call(0, PUT, "k")]))
+    first = asyncio.create_task(transport.call_all([Call(0, PUT, "k")]))
     await asyncio.sleep(0)
-    second = await call_batch(transport, [Call(0, PUT, "k", True)])
+    second = await transport.call_all([Call(0, PUT, "k", True)])
     turn.set()
     assert await first == second
     assert (await transport.call(GetQueueStats("jobs"))).put_total == 1

@@ -103,7 +103,7 @@ async def test_calls_are_counted_by_operation_and_outcome(server: Server) -> Non
 
 async def test_calls_of_a_batch_are_counted_singly(server: Server) -> None:
     calls = [Call(0, PUT), Call(1, PUT), Call(2, AckMessages("jobs", [])), Call(3, GetState("a"))]
-    outcomes = await server.measured.call_batch(calls)
+    outcomes = await server.measured.call_all(calls)
     assert isinstance(outcomes[2], FastnessError)
     samples = await server.samples()
     assert samples["fastness_requests_total code=ok op=queues.put"] == 2
@@ -119,7 +119,7 @@ async def test_calls_of_a_batch_are_counted_singly(server: Server) -> None:
 async def test_answers_do_not_wait_for_counting_and_publishing(server: Server) -> None:
     published: list[Any] = []
     server.transport.services.publish = published.extend  # type: ignore[method-assign, assignment]
-    await server.measured.call_batch([Call(0, PUT)])
+    await server.measured.call_all([Call(0, PUT)])
     assert (server.metrics.requests["queues.put", "ok"], len(published)) == (0, 0)
     await asyncio.sleep(0)
     assert (server.metrics.requests["queues.put", "ok"], len(published)) == (1, 1)
@@ -134,7 +134,7 @@ async def test_outcomes_in_the_answers_of_a_batch_are_counted(server: Server) ->
         AckMessages("jobs", [lost]),
         GetState("no key!"),
     ]
-    await server.measured.call_batch([Call(number, request) for number, request in enumerate(calls)])
+    await server.measured.call_all([Call(number, request) for number, request in enumerate(calls)])
     samples = await server.samples()
     assert samples["fastness_fenced_total"] == 3
     assert samples["fastness_requests_total code=ok op=queues.ack"] == 2
@@ -409,7 +409,7 @@ async def test_unexpected_error_is_logged_and_not_sent_to_the_caller(
     server.transport.services.database.transact_async = broken  # type: ignore[method-assign]
     with pytest.raises(FastnessError) as raised:
         await server.measured.call(PUT)
-    [outcome] = await server.measured.call_batch([Call(0, PUT)])
+    [outcome] = await server.measured.call_all([Call(0, PUT)])
     assert "secret" not in f"{raised.value} {outcome}"
     assert len(caplog.records) == 2
     assert "the secret details" in caplog.text
@@ -654,8 +654,8 @@ async def test_calls_are_spans_if_a_provider_is_configured(server: Server, monke
     monkeypatch.setattr(tracing.trace, "get_tracer_provider", lambda: provider)
     monkeypatch.setattr(tracing, "_has_provider", tracing._has_provider.__wrapped__)
     await server.measured.call(PUT)
-    await server.measured.call_batch([Call(0, PUT)])
-    await server.measured.call_batch([Call(0, PUT), Call(1, PUT)])
+    await server.measured.call_all([Call(0, PUT)])
+    await server.measured.call_all([Call(0, PUT), Call(1, PUT)])
     with pytest.raises(FastnessError):
         await server.measured.call(GetState("no key!"))
     spans = memory.get_finished_spans()

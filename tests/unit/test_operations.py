@@ -4,11 +4,11 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Iterator
-from functools import reduce
+from functools import cache, reduce
 from operator import or_
 from pathlib import Path
 from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import msgspec
 import pytest
@@ -20,8 +20,9 @@ from fastness.backends.memory import MemoryDatabase
 from fastness.errors import InvalidArgument
 from fastness.kv import Transaction
 from fastness.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
+from fastness.plane.executor import execute
 from fastness.plane.handlers import HANDLERS, transaction
-from fastness.plane.operations import OPERATIONS, execute
+from fastness.plane.operations import OPERATIONS
 from fastness.plane.services import Services
 from fastness.wire import catalog
 from fastness.wire.backups import ListBackup, OpenBackup
@@ -33,6 +34,7 @@ from fastness.wire.pairs import DeletePair, GetPair, PutPair, ScanPairs, Value
 from fastness.wire.planes import MarkRestored, RaiseFormat
 from fastness.wire.queues import ReceiveMessages
 from fastness.wire.requests import Committed, Request, RequestWithoutTier
+from fastness.wire.type_checks import bounds_of
 from tests.support.depth import Depth
 from tests.support.failures import Failures
 
@@ -48,29 +50,45 @@ def requests() -> Iterator[type[Request[Any]]]:
 
 REQUESTS = [request for request in requests() if request not in (Request, RequestWithoutTier)]
 ANY_REQUEST = reduce(or_, REQUESTS)
-INTEGERS = st.integers(-(2**63), 2**64 - 1)  # What msgpack can carry.
 
 
+@cache
 def instances(kind: Any) -> st.SearchStrategy[Any]:
     fields = {field.name: values_of(field.type) for field in msgspec.structs.fields(kind)}
     return st.fixed_dictionaries(fields).map(lambda values: kind(**values))
 
 
+TEXTS = ("a", "x-1", "B.2", "text/plain", "running", "active", "failure", "S", "0" * 64, f"{0:016x}-1")
+
+
+@cache
 def values_of(kind: Any) -> st.SearchStrategy[Any]:
-    if kind is int:
-        return INTEGERS
+    """Values of a type, within its bounds."""
+    bounds = bounds_of(kind)
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    least, most = bounds.get("minimum"), bounds.get("maximum")
+    if kind is int:  # msgpack carries 64 bits.
+        return st.integers(-(2**63) if least is None else least, 2**64 - 1 if most is None else most)
     if kind is float:
-        return st.floats(allow_nan=False)  # It would not equal itself.
-    if get_origin(kind) is list:
-        return st.lists(values_of(get_args(kind)[0]), max_size=3)
+        return st.floats(least, most, allow_nan=False)  # NaN would not equal itself.
+    if kind is str and "pattern" in bounds:
+        return st.sampled_from([text for text in TEXTS if re.search(bounds["pattern"], text)])
+    if kind is str:
+        return st.text(min_size=bounds.get("minLength", 0), max_size=bounds.get("maxLength"))
+    if get_origin(kind) is list or (get_origin(kind) is tuple and get_args(kind)[-1] is ...):
+        items = values_of(get_args(kind)[0])
+        return st.lists(items, min_size=bounds.get("minItems", 0), max_size=min(3, bounds.get("maxItems", 3))).map(
+            get_origin(kind)
+        )
     if get_origin(kind) in (UnionType, Union):
         return st.one_of([values_of(part) for part in get_args(kind)])
-    if get_origin(kind) is tuple and get_args(kind)[-1] is ...:
-        return st.lists(values_of(get_args(kind)[0]), max_size=3).map(tuple)
     if get_origin(kind) is tuple:
         return st.tuples(*map(values_of, get_args(kind)))
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return instances(kind)
+    if get_origin(kind) is dict:
+        return st.dictionaries(*map(values_of, get_args(kind)), max_size=3)
     return st.from_type(kind)
 
 

@@ -7,7 +7,7 @@ import pytest
 from fastness.errors import BatchTooLarge, EmptyBatch, FastnessError, InvalidArgument, PayloadTooLarge
 from fastness.kv import Database
 from fastness.layers import queues
-from fastness.plane.operations import execute
+from fastness.plane.executor import execute
 from fastness.wire.queues import NewMessage, PutMessages
 from tests.support.failures import Failures
 from tests.unit.queue_calls import JOBS, everything, lease, lease_one, payloads, put, set_policy

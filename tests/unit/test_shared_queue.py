@@ -16,8 +16,8 @@ from fastness.handles.sync.queues import Queue
 from fastness.kv import Subspace, Transaction
 from fastness.layers import queues
 from fastness.layers.queues import QueueKey
+from fastness.plane.executor import Work, execute_alone
 from fastness.plane.operations import handler_of
-from fastness.plane.sharing import run_alone
 from fastness.runtime.consumer_options import ConsumerOptions
 from fastness.runtime.sync.dispatcher import Dispatcher
 from fastness.wire.queues import MessageLease, NewMessage, PutMessages
@@ -91,7 +91,7 @@ def test_plain_puts_of_two_nodes_run_at_the_same_time(open_node: OpenNode) -> No
 
     def put_in_one_call(message: NewMessage) -> None:
         request = PutMessages("jobs", [message])
-        two.transact(run_alone, handler_of(request).run, request)
+        two.transact(execute_alone, Work(handler_of(request), request))
 
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(one.transact, put_and_wait)

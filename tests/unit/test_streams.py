@@ -13,7 +13,6 @@ from fastness.errors import Closed
 from fastness.kv import serial_database
 from fastness.limits import CALLS_MAX, READS_MAX, REPLY_BATCH_MAX, UNSENT_BYTES_MAX
 from fastness.plane import Options, open_plane_async
-from fastness.plane.batching import call_batch
 from fastness.plane.embedded import AsyncEmbeddedTransport
 from fastness.server import consumers
 from fastness.server.authorization import AllowAll
@@ -174,10 +173,10 @@ async def puts(transport: AsyncEmbeddedTransport) -> int:
 
 
 async def test_call_of_a_closed_connection_does_not_start(transport: AsyncEmbeddedTransport) -> None:
-    [outcome] = await call_batch(transport, [Call(0, PUT, "key")], lambda: False)
+    [outcome] = await transport.call_all([Call(0, PUT, "key")], lambda: False)
     assert isinstance(outcome, Closed)
     assert await puts(transport) == 0
-    [outcome] = await call_batch(transport, [Call(0, PUT, "key")], lambda: True)
+    [outcome] = await transport.call_all([Call(0, PUT, "key")], lambda: True)
     assert isinstance(outcome, Receipts)
     assert len(outcome.receipts) == 1
 
@@ -296,14 +295,14 @@ async def test_batch_of_reads_does_not_wait_for_writers(streams: Streams, transp
 async def test_large_answers_end_a_batch_and_keep_the_order(
     writes: bool, transport: AsyncEmbeddedTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fastness.plane.batching.READ_BATCH_REPLY_BYTES", 2_500)
+    monkeypatch.setattr("fastness.plane.executor.READ_BATCH_REPLY_BYTES", 2_500)
     await transport.call(UpdateState("s", canonical("x" * 1_000)))
     calls = [Call(number, GetState("s")) for number in range(8)]
     if writes:
         calls.insert(4, Call(8, UpdateState("s", canonical("y" * 1_000))))
     batches = []
     while calls:
-        batches.append(await call_batch(transport, calls))
+        batches.append(await transport.call_all(calls))
         calls = calls[len(batches[-1]) :]
     assert [len(batch) for batch in batches] == ([3, 4, 2] if writes else [3, 3, 2])
     values = [found.state.value[-1:] for batch in batches for found in batch if isinstance(found, FoundState)]
@@ -405,7 +404,7 @@ async def test_number_of_large_answers_in_memory_is_bounded(
         return [None] if isinstance(args[0], list) else None
 
     monkeypatch.setattr(transport, "call", slowly)
-    monkeypatch.setattr(streams, "call_batch", slowly)
+    monkeypatch.setattr(transport, "call_all", slowly)
     async with Peer(streams) as peer:
         for number in range(100):
             peer.send([Call(number, request_)])
@@ -456,7 +455,7 @@ async def test_answer_that_cannot_be_encoded_is_a_problem_of_its_call_only(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(streams, "call_batch", lambda calls, wanted: asyncio.sleep(0, [1, 1 << 70, 3]))
+    monkeypatch.setattr(transport, "call_all", lambda calls, wanted: asyncio.sleep(0, [1, 1 << 70, 3]))
     async with Peer(streams) as peer:
         peer.send([Call(number, PUT) for number in range(3)])
         assert (await peer.answer(0), await peer.problem(1), await peer.answer(2)) == (1, "error", 3)

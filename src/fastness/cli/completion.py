@@ -237,7 +237,7 @@ def _connected(transport: "RemoteTransport") -> "Iterator[Call]":
 
 @contextmanager
 def _reading(database: "Database") -> "Iterator[Call]":
-    from fastness.plane.operations import execute
+    from fastness.plane.executor import execute
 
     with database:
         yield lambda request: database.read(execute, request)

@@ -9,7 +9,7 @@ from fastness.kv import Transaction
 from fastness.layers.idempotency import KeyedCall, run_idempotent
 from fastness.limits import ATOMIC_OPERATIONS_MAX
 from fastness.plane import entities
-from fastness.plane.handlers import HANDLERS, service
+from fastness.plane.handlers import HANDLERS, run_guarded, service
 from fastness.plane.services import Services
 from fastness.plane.sharing import share_queues
 from fastness.plane.stores import AnyStores, Served
@@ -82,7 +82,4 @@ def execute_step(tx: Transaction, services: Services, step: Request[Answer]) -> 
     """Execute one operation that can be part of a larger commit (`Operation.atomic`)."""
     if isinstance(step, WriteEntities):
         return entities.write_in(tx, step, services)  # type: ignore[return-value]
-    run = HANDLERS[type(step)].run
-    assert run is not None, "Operation.atomic is declared on transactions only"
-    answer: Answer = run(tx, step)
-    return answer
+    return run_guarded(tx, HANDLERS[type(step)], step)

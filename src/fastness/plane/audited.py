@@ -101,7 +101,7 @@ class AuditedTransport(EmbeddedTransport):
         parts = audited_parts(request) if may_be_audited(type(request)) else []
         if not parts:
             return super().call(request, call)
-        entries = self._transact(audit.begin, parts, self._caller, tier=_TIER)
+        entries = self.services.database.transact(audit.begin, parts, self._caller, tier=_TIER)
         try:
             answer = super().call(request, call)
         except Exception as error:
@@ -112,7 +112,7 @@ class AuditedTransport(EmbeddedTransport):
 
     def _finish(self, work: Callable[..., None], *args: Any) -> None:
         try:
-            self._transact(work, *args, tier=_TIER)
+            self.services.database.transact(work, *args, tier=_TIER)
         except FastnessError as error:
             _warn_of_missing_outcome(error)
 

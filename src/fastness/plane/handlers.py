@@ -6,11 +6,10 @@
     @best_effort_read  def get(stores, request)         a read that adds values of the session logs
 
 A function names its request in its annotation. One that takes a `call` handles the idempotency key itself; for a
-transaction the key is handled by the transport.
+transaction the executor does.
 """
 
 from collections.abc import Callable
-from functools import wraps
 from inspect import signature
 from typing import Any, TypeVar
 
@@ -18,7 +17,7 @@ import msgspec
 
 from fastness.errors import DiskFull
 from fastness.kv import Transaction
-from fastness.wire.requests import Request
+from fastness.wire.requests import Answer, Request
 
 Function = TypeVar("Function", bound=Callable[..., object])
 Serve = Callable[..., Any]  # A handler that takes the stores.
@@ -33,6 +32,7 @@ class Handler(msgspec.Struct, frozen=True):
     immediate: Serve | None = None  # Takes the stores.
     run_without_waiting: Run | None = None  # Does all of `serve` if the call never waits.
     reads_only: bool = False  # `run` takes a snapshot.
+    stores: bool = False  # It adds data: it is refused while there is no room.
     takes_call: bool = False  # `serve` or `immediate` takes a third argument, the keyed call.
 
 
@@ -43,15 +43,18 @@ BEST_EFFORT_READS: dict[type[Request[Any]], Handler] = {}  # For requests of the
 def transaction(function: Function) -> Function:
     """Register a function over a transaction."""
     kind = _request_of(function)
-    _register(kind, Handler(run=function, reads_only=kind.operation.reads))
+    _register(kind, Handler(run=function, reads_only=kind.operation.reads, stores=kind.operation.stores))
     return function
 
 
 def service(function: Function, *, run_without_waiting: Run | None = None) -> Function:
     """Register a function that does more than one transaction."""
+    kind = _request_of(function)
+    assert not (run_without_waiting and kind.operation.stores), "no request that adds data can wait"
     takes_call = "call" in signature(function).parameters
-    handler = Handler(serve=function, run_without_waiting=run_without_waiting, takes_call=takes_call)
-    _register(_request_of(function), handler)
+    stores = kind.operation.stores
+    handler = Handler(serve=function, run_without_waiting=run_without_waiting, takes_call=takes_call, stores=stores)
+    _register(kind, handler)
     return function
 
 
@@ -63,8 +66,9 @@ def best_effort_read(function: Function) -> Function:
 
 def immediate(function: Function) -> Function:
     """Register a function that answers from memory."""
+    kind = _request_of(function)
     takes_call = "call" in signature(function).parameters
-    _register(_request_of(function), Handler(immediate=function, takes_call=takes_call))
+    _register(kind, Handler(immediate=function, takes_call=takes_call, stores=kind.operation.stores))
     return function
 
 
@@ -76,51 +80,31 @@ def _request_of(function: Callable[..., object]) -> type[Request[Any]]:
 def _register(kind: type[Request[Any]], handler: Handler) -> None:
     if kind in HANDLERS:
         raise ValueError(f"{kind.__name__} has a handler already")
-    HANDLERS[kind] = _guarded(handler) if kind.operation.stores else handler
+    HANDLERS[kind] = handler
 
 
-def _guarded(handler: Handler) -> Handler:
-    """The handler of a request that adds data.
+def run_guarded(tx: Transaction, handler: Handler, request: Request[Answer]) -> Answer:
+    """Run the handler of a request that is one transaction, between the guards of requests that add data.
 
-    It raises DiskFull while the disk is nearly full, and QuotaExceeded if its universe has no room for it.
+    Raises:
+        DiskFull: the disk is nearly full.
+        QuotaExceeded: the universe has no room for the data.
     """
-    run, serve, immediate = handler.run, handler.serve, handler.immediate
-    assert handler.run_without_waiting is None, "no request that adds data can wait"
-    return msgspec.structs.replace(
-        handler,
-        run=run and _guarded_run(run),
-        serve=serve and _guarded_serve(serve),
-        immediate=immediate and _guarded_serve(immediate),
-    )
-
-
-def _guarded_run(run: Run) -> Run:
-    @wraps(run)
-    def guarded(tx: Transaction, request: Any) -> Any:
-        if tx.low_space:
-            raise low_space_error()
-        quotas = tx.quotas
-        if quotas is None:
-            return run(tx, request)
+    run = handler.run
+    assert run is not None, "the caller has checked that it is one transaction"
+    answer: Answer
+    if not handler.stores:
+        answer = run(tx, request)
+        return answer
+    if tx.low_space:
+        raise low_space_error()
+    quotas = tx.quotas
+    if quotas is not None:
         quotas.check_request(request)
-        result = run(tx, request)
+    answer = run(tx, request)
+    if quotas is not None:
         quotas.check_written(tx, request)
-        return result
-
-    return guarded
-
-
-def _guarded_serve(serve: Serve) -> Serve:
-    @wraps(serve)
-    def guarded(stores: Any, request: Any, *args: Any) -> Any:
-        database = stores.services.database
-        if database.low_space:
-            raise low_space_error()
-        if database.quotas is not None:
-            database.quotas.check_request(request)
-        return serve(stores, request, *args)
-
-    return guarded
+    return answer
 
 
 def low_space_error() -> DiskFull:

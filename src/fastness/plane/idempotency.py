@@ -1,19 +1,16 @@
 """Calls that may be sent twice: how a transport executes them once, and returns messages whose answer was lost."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from typing import Any, Protocol
 
 from fastness.kv import Result, Transaction
-from fastness.layers.idempotency import KeyedCall, keyed_call, run_idempotent
+from fastness.layers.idempotency import KeyedCall, keyed_call
 from fastness.layers.queues import abandon_receive
-from fastness.plane.handlers import Run
 from fastness.plane.queues import nack
 from fastness.plane.services import HasServices
 from fastness.tiers import Tier
-from fastness.wire.answers import read_answer
 from fastness.wire.queues import MessageLease, NackMessages, ReceiveMessages
-from fastness.wire.requests import Answer, Request
+from fastness.wire.requests import Request
 
 
 def keyed_call_of(
@@ -29,16 +26,6 @@ def keyed_call_of(
     if key is None or not request.operation.takes_key:
         return None
     return keyed_call(key, request if like is None else like, stores.services.repeats.received(again=again))
-
-
-def idempotent(run: Run, call: KeyedCall) -> Run:
-    """`run`, or the stored answer if the call was executed before."""
-
-    def run_keyed(tx: Transaction, request: Request[Answer]) -> Answer:
-        answer: Answer = run_idempotent(tx, call, partial(read_answer, request), run, request)
-        return answer
-
-    return run_keyed
 
 
 class AsyncTransactor(Protocol):

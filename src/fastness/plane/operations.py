@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from fastness.errors import InvalidArgument
-from fastness.kv import Transaction
 from fastness.plane import (
     activity,
     agents,
@@ -40,7 +39,6 @@ from fastness.plane import (
 )
 from fastness.plane.handlers import BEST_EFFORT_READS, HANDLERS, Handler
 from fastness.wire.requests import Answer, Request
-from fastness.wire.type_checks import check_types
 
 MODULES: Final = (
     activity,
@@ -80,23 +78,10 @@ def handler_of(request: Request[Answer]) -> Handler:
     Raises:
         InvalidArgument: it is not a request, or not one of this plane.
     """
-    handler = HANDLERS.get(type(request))
+    kind = request.__class__
+    handler = HANDLERS.get(kind)
     if handler is None:
-        raise InvalidArgument(f"{type(request).__name__} is not a request of this plane; send one of fastness.wire")
-    if type(request) in BEST_EFFORT_READS and request.best_effort:  # type: ignore[attr-defined]
-        return BEST_EFFORT_READS[type(request)]
+        raise InvalidArgument(f"{kind.__name__} is not a request of this plane; send one of fastness.wire")
+    if kind in BEST_EFFORT_READS and request.best_effort:  # type: ignore[attr-defined]
+        return BEST_EFFORT_READS[kind]
     return handler
-
-
-def execute(tx: Transaction, request: Request[Answer]) -> Answer:
-    """Execute `request` inside a transaction that the caller commits.
-
-    Raises:
-        InvalidArgument: it needs more than one transaction.
-    """
-    run = handler_of(request).run
-    check_types(request)
-    if run is None:
-        raise InvalidArgument(f"{type(request).__name__} takes more than one commit; send it by itself")
-    answer: Answer = run(tx, request)
-    return answer

@@ -14,22 +14,15 @@ from typing import Any, Final
 from fastness.errors import FastnessError
 from fastness.kv import Transaction
 from fastness.layers.queues import keys_of, only_adds
-from fastness.plane.handlers import Run
 from fastness.plane.queues import queue_key
 from fastness.wire.atomic import CommitAtomic
 from fastness.wire.queues import AckMessages, ExtendMessages, PutMessages
-from fastness.wire.requests import Answer, Request
+from fastness.wire.requests import Request
 
 # Requests of these kinds never touch a queue. Raw pairs may be anywhere, and other requests are not parts of a batch.
 _APART_FROM_QUEUES: Final = frozenset(
     {"agents", "blobs", "entities", "hosting", "leases", "locks", "mail", "runs", "states", "worlds"}
 )
-
-
-def run_alone(tx: Transaction, run: Run, request: Request[Answer]) -> tuple[Answer, list[tuple[Any, ...]]]:
-    """The answer of the only call of a transaction, and the events to publish once it is committed."""
-    share_queues(tx, (request,))
-    return run(tx, request), tx.events
 
 
 def share_queues(tx: Transaction, requests: Iterable[Request[Any]]) -> None:

@@ -1,16 +1,18 @@
 """Handlers of token requests, and what a server needs to authenticate with tokens."""
 
+from functools import partial
+
 from fastness.errors import InvalidArgument
 from fastness.kv import Database, Transaction, Watch
 from fastness.layers import tokens
-from fastness.layers.idempotency import KeyedCall
+from fastness.layers.idempotency import KeyedCall, run_idempotent
 from fastness.layers.tokens import Token, check, check_usable
 from fastness.names import checked_name
 from fastness.plane.handlers import service, transaction
-from fastness.plane.idempotency import idempotent
 from fastness.plane.services import Services
 from fastness.plane.stores import AnyStores, Served
 from fastness.tiers import Tier
+from fastness.wire.answers import read_answer
 from fastness.wire.permissions import EVERYTHING, checked_queues, checked_universes, checked_verbs
 from fastness.wire.tokens import (
     TOKEN_RATE_MAX,
@@ -52,8 +54,12 @@ def _create(services: Services, request: CreateToken, call: KeyedCall | None) ->
     def run(tx: Transaction, request: CreateToken) -> TokenInfo:
         return _store(tx, request, encrypted)
 
-    info: TokenInfo = services.database.transact(
-        run if call is None else idempotent(run, call), request, tier=request.tier
+    info: TokenInfo = (
+        services.database.transact(run, request, tier=request.tier)
+        if call is None
+        else services.database.transact(
+            run_idempotent, call, partial(read_answer, request), run, request, tier=request.tier
+        )
     )
     return info
 

@@ -16,7 +16,7 @@ from fastness.kv import Result, Transaction
 from fastness.layers.field_tiers import BEST_EFFORT_WRITTEN
 from fastness.layers.queues import DUE
 from fastness.plane.atomic import execute_step
-from fastness.plane.operations import execute
+from fastness.plane.executor import execute
 from fastness.plane.services import Services
 from fastness.plane.sharing import share_queues
 from fastness.tiers import Tier

@@ -39,7 +39,7 @@ class ServerContext:
         relay_authenticator = RelayAuthenticator(
             self.transport, tokens, registration=self._relay.registration, rejected=self.count_reject
         )
-        return Relay(self.transport, relay_authenticator, self.streams.call_batch, self.rpc.answer, self._relay)
+        return Relay(self.transport, relay_authenticator, self.transport.call_all, self.rpc.answer, self._relay)
 
     @property
     def draining(self) -> bool:

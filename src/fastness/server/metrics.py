@@ -25,7 +25,6 @@ from fastness.errors import FastnessError, Fenced, NotAllowed, rebuild
 from fastness.kv import Result
 from fastness.layers.idempotency import KeyedCall
 from fastness.lock_rules import DATA_LEVELS
-from fastness.plane.batching import call_batch
 from fastness.server import health, tracing
 from fastness.server.authorization import Authenticator
 from fastness.server.histograms import DWELL_SECONDS, SECONDS, SIZES, Histogram, Recorder, no_recorder
@@ -324,16 +323,16 @@ class MeasuredTransport:
     async def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier, **kwargs: Any) -> Result:
         return await self._transport.transact(work, *args, tier=tier, **kwargs)
 
-    async def call_batch(self, calls: Sequence[Call], wanted: Callable[[], bool] = lambda: True) -> list[Any]:
-        """The answers to the first calls, or their errors, like `plane.batching.call_batch`."""
+    async def call_all(self, calls: Sequence[Call], is_wanted: Callable[[], bool] | None = None) -> list[object]:
+        """The answers to the first calls, or their errors."""
         metrics, started = self._metrics, time.perf_counter()
         metrics.in_flight += len(calls)
         try:
             if tracing.is_on():
                 with tracing.batch_span([call.request for call in calls]):
-                    outcomes = await call_batch(self._transport, calls, wanted)
+                    outcomes = await self._transport.call_all(calls, is_wanted)
             else:
-                outcomes = await call_batch(self._transport, calls, wanted)
+                outcomes = await self._transport.call_all(calls, is_wanted)
         except Exception as error:
             outcomes = [_unexpected_error(error, "a batch of calls")] * len(calls)
         finally:

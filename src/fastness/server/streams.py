@@ -17,7 +17,7 @@ dropped, because the client sends them again.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import nullcontext, suppress
 from contextvars import Context, copy_context
 from functools import cached_property, partial
@@ -35,14 +35,13 @@ from fastness.limits import (
     READS_MAX,
     UNSENT_BYTES_MAX,
 )
-from fastness.plane.batching import call_batch, is_batchable
+from fastness.plane.executor import is_batchable
 from fastness.plane.idempotency import keyed_call_of
 from fastness.runtime.eager_tasks import EagerCoroutine
 from fastness.server.audit import call_audited, is_audited
 from fastness.server.authorization import Authorizer
 from fastness.server.consumers import Consumers, unread_replies_error
 from fastness.server.logs import correlation_id
-from fastness.server.metrics import MeasuredTransport
 from fastness.server.replies import Replies, encode_replies, unexpected_error
 from fastness.server.sockets import BoundedSocket
 from fastness.server.transport import ServerTransport
@@ -58,8 +57,6 @@ _TOO_BIG: Final = 1009
 _INTERNAL_ERROR: Final = 1011
 _REPLACED: Final = 4001
 _NOT_ALLOWED: Final = 4003
-
-CallBatch = Callable[..., Awaitable[list[Any]]]  # `plane.batching.call_batch` without its transport.
 
 
 class Streams:
@@ -101,13 +98,6 @@ class Streams:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-    @cached_property
-    def call_batch(self) -> CallBatch:
-        """Executes a batch of calls, measured if the transport measures."""
-        if isinstance(self.transport, MeasuredTransport):
-            return self.transport.call_batch
-        return partial(call_batch, self.transport)
 
     async def close_streams_of(self, caller: str) -> None:
         """Close the streams of a caller whose token became unusable."""
@@ -365,11 +355,11 @@ class StreamConnection:
             await self._execute_batch(calls)
 
     async def _execute_batch(self, calls: list[Call]) -> None:
-        """Execute calls in order. `call_batch` may answer a prefix: its replies are sent before the next batch."""
+        """Execute calls in order. `call_all` may answer a prefix: its replies are sent before the next batch."""
         id = _set_correlation_id(calls)
         while calls and not self.is_closed:
             try:
-                outcomes = await self._streams.call_batch(calls, self._is_open)
+                outcomes = await self._streams.transport.call_all(calls, self._is_open)
             except Exception:
                 _log.exception("unexpected error in a batch of calls")
                 outcomes = [unexpected_error() for _ in calls]
