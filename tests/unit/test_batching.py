@@ -10,12 +10,16 @@ import fastness
 from fastness.backends.memory import MemoryDatabase
 from fastness.errors import CasMismatch, InvalidArgument, Unreachable
 from fastness.handles.plane import AsyncPlane
-from fastness.kv import Transaction
+from fastness.kv import Event, Transaction
 from fastness.kv.batch import run_batch, run_isolated
 from fastness.plane.batching import CallBatcher
 from fastness.plane.embedded import AsyncEmbeddedTransport
 from fastness.plane.services import Services
 from fastness.testing.faults import FaultyDatabase
+
+
+class Wrote(Event, frozen=True, gc=False):
+    number: int
 
 
 class Slow(MemoryDatabase):
@@ -51,11 +55,11 @@ async def test_calls_of_one_tick_share_a_transaction() -> None:
 
 async def test_the_events_of_a_cancelled_caller_are_published() -> None:
     """A timer that such a call has set would not fire otherwise."""
-    published: list[tuple[Any, ...]] = []
+    published: list[Event] = []
 
     def emit(tx: Transaction, number: int) -> None:
         put(tx, number)
-        tx.emit("noted", number)
+        tx.emit(Wrote(number))
 
     with Slow() as database:
         gathering: Any = CallBatcher(database, published.extend)
@@ -65,7 +69,7 @@ async def test_the_events_of_a_cancelled_caller_are_published() -> None:
         caller.cancel()
         with pytest.raises(asyncio.CancelledError):
             await caller
-        assert published == [("noted", 1)]
+        assert published == [Wrote(1)]
 
 
 def test_an_unexpected_error_ends_a_batch_unless_it_is_caught() -> None:
@@ -153,7 +157,7 @@ def test_a_function_that_raises_after_a_write_leaves_nothing(emits: bool) -> Non
         runs.append(number)
         tx.put(b"%d" % number, b"new")
         if emits:
-            tx.emit("wrote", number)
+            tx.emit(Wrote(number))
         if number == 2:
             raise InvalidArgument("not this one")
         return number
@@ -163,7 +167,7 @@ def test_a_function_that_raises_after_a_write_leaves_nothing(emits: bool) -> Non
         works = [(work, number) for number in (1, 2, 3)]
         outcomes, events = database.transact(lambda tx: (run_batch(tx, works), tx.events))
         assert [type(outcome) for outcome in outcomes] == [int, InvalidArgument, int]
-        assert events == ([("wrote", 1), ("wrote", 3)] if emits else [])
+        assert events == ([Wrote(1), Wrote(3)] if emits else [])
         assert [key for key, _ in database.read(lambda tx: tx.scan(b"0", b"z", limit=9))] == [b"1", b"3"]
         assert runs == [1, 2, 1, 2, 3]
 

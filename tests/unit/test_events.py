@@ -10,6 +10,8 @@ import fastness
 from fastness import limits
 from fastness.errors import InvalidArgument, LeaseHeld
 from fastness.handles.sync.plane import Plane
+from fastness.layers.leases import LeaseEvent
+from fastness.layers.queues import MessageEvent, QueueKey
 from fastness.runtime.activity import events
 
 BODIES = [b"x"] * 64
@@ -69,7 +71,12 @@ def test_an_atomic_commit_succeeds_when_best_effort_fields_cannot_be_logged(
 def test_a_malformed_event_does_not_affect_others(caplog: pytest.LogCaptureFixture) -> None:
     with fastness.open("memory:") as plane:
         event_logger = plane._transport.services.events  # type: ignore[attr-defined]
-        event_logger.add([("put", ("main", "jobs"), b"x" * 16), ("put",), (None, ("main", "jobs"), "id", "ada", 0)])
+        event_logger.add(
+            [
+                MessageEvent("put", QueueKey("main", "jobs"), None, "", 0, 0, None),  # type: ignore[arg-type]
+                LeaseEvent("gone", None, "ada", 0, 0),  # type: ignore[arg-type]
+            ]
+        )
         plane.queue("jobs").put_many(BODIES)
         assert events_of(plane) == len(BODIES)
     assert "a malformed event was dropped" in caplog.text

@@ -18,9 +18,10 @@ from fastness.backends.memory import MemoryDatabase
 from fastness.backends.postgres import PostgresDatabase
 from fastness.clock import SystemClock
 from fastness.errors import Closed, Unreachable
-from fastness.kv import Transaction
+from fastness.kv import Event, Transaction
 from fastness.layers import mailboxes
 from fastness.layers.mailboxes import Address, expiry
+from fastness.layers.mailboxes.keys import MailEvent
 from fastness.runtime.maintenance import mail_sweeper
 from fastness.runtime.maintenance.mail_sweeper import MailSweeper
 from fastness.testing.clock import ManualClock
@@ -81,7 +82,7 @@ class Day:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock = ManualClock()
         self.rest = Rest()
-        self.published: list[tuple[Any, ...]] = []
+        self.published: list[Event] = []
         self.database = WatchedDatabase(self.clock)
         self.sweeper: MailSweeper | None = None
         threads = SimpleNamespace(Event=lambda: self.rest, Thread=threading.Thread)
@@ -132,7 +133,7 @@ def test_expired_mail_is_removed_every_five_minutes_without_readers(day: Day) ->
     assert day.count() == 1
     day.advance(TTL_MS)
     assert day.count() == 0
-    assert [event[0] for event in day.published] == ["mail.expired"] * 4
+    assert [event.event for event in day.published if isinstance(event, MailEvent)] == ["expired"] * 4
 
 
 def test_mail_that_expired_before_the_start_is_removed_immediately(day: Day) -> None:
@@ -240,7 +241,7 @@ def test_stop_interrupts_the_pause_and_takes_effect_between_transactions(
     assert day.sweeper is not None
     sweeper, entered, leave = day.sweeper, threading.Event(), threading.Event()
 
-    def published(events: Sequence[tuple[Any, ...]]) -> None:
+    def published(events: Sequence[Event]) -> None:
         entered.set()
         assert leave.wait(DEADLINE_SECONDS)
 

@@ -17,8 +17,9 @@ from fastness.backends.memory import MemoryDatabase
 from fastness.backends.postgres import PostgresDatabase
 from fastness.clock import SystemClock
 from fastness.errors import Closed, Unreachable
+from fastness.kv import Event
 from fastness.layers import queues
-from fastness.layers.queues import NEVER_MS, QueueKey
+from fastness.layers.queues import NEVER_MS, MessageEvent, QueueKey
 from fastness.limits import COUNTERS_UNFOLDED_MAX, DUTY_CHECK_SECONDS
 from fastness.runtime.consumer_options import ConsumerOptions
 from fastness.runtime.maintenance import sweeper as sweeper_module
@@ -74,7 +75,7 @@ class Day:
         self.clock = ManualClock()
         self.monotonic = 1_000.0
         self.bed = Bed()
-        self.published: list[tuple[Any, ...]] = []
+        self.published: list[Event] = []
         self.database = WatchedDatabase(self.clock)
         self.sweeper: Sweeper | None = None
         threads = SimpleNamespace(
@@ -263,7 +264,8 @@ def test_repeated_consumer_crashes_make_a_message_a_dead_letter(day: Day) -> Non
     day.start()
     day.advance(10)
     assert (day.stats(JOBS).leased, day.stats(JOBS).dead, day.stats(JOBS).expired_total) == (0, 1, 1)
-    assert [event[0] for event in day.published if event[0] != queues.DUE] == ["expired", "dead-lettered"]
+    messages = [event for event in day.published if isinstance(event, MessageEvent)]
+    assert [each.event for each in messages] == ["expired", "dead-lettered"]
 
 
 def test_a_schedule_fires_repeatedly(day: Day) -> None:
@@ -345,7 +347,7 @@ def test_stop_takes_effect_between_two_transactions_of_a_queue(day: Day, monkeyp
     assert day.sweeper is not None
     sweeper, entered, leave = day.sweeper, threading.Event(), threading.Event()
 
-    def published(events: Sequence[tuple[Any, ...]]) -> None:
+    def published(events: Sequence[Event]) -> None:
         entered.set()
         assert leave.wait(DEADLINE_SECONDS)
 

@@ -2,12 +2,13 @@
 
 from fastness.kv.contract import CallerTransaction, Database, ReplayedPosition, Result, View, Work
 from fastness.kv.keys import Subspace, pack, pages, prefix_range, unpack
-from fastness.kv.transactions import Pair, Transaction
+from fastness.kv.transactions import Event, Pair, Transaction
 from fastness.kv.watches import OnCommit, Watch, Watches
 
 __all__ = [
     "CallerTransaction",
     "Database",
+    "Event",
     "Pair",
     "ReplayedPosition",
     "Result",

@@ -10,7 +10,9 @@ A backend commits by first deleting the cleared ranges, then applying the writes
 """
 
 import uuid
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, NoReturn, cast
+
+import msgspec
 
 from fastness.clock import Clock, IdSource
 from fastness.errors import (
@@ -31,6 +33,13 @@ if TYPE_CHECKING:
     from fastness.kv.quotas import TransactionQuotas
 
 Pair = tuple[bytes, bytes]
+
+
+class Event(msgspec.Struct, frozen=True, gc=False):
+    """What happened in a transaction. A layer defines the classes of its events; `runtime.publishing` has subscribers.
+
+    The garbage collector does not visit events, of which many wait to be logged; so they must not be part of a cycle.
+    """
 
 
 class Transaction:
@@ -69,7 +78,7 @@ class Transaction:
         self.writes: dict[bytes, bytes | None] = {}  # Key to value, or to None where the key is deleted.
         self.size_bytes = 0  # Bytes of keys and values, plus `limits.WRITE_COST_BYTES` for each write.
         self.writer = writer  # Names the process among several that write; empty where there is only one.
-        self.events: list[tuple[Any, ...]] = []  # Published after the commit.
+        self.events: list[Event] = []  # Published after the commit.
         self.low_space = False  # Only work that frees space should write: the disk is nearly full.
         self.data_format = 0  # The format to write, if it is not this version's newest. See `kv.formats`.
         self.mail_defaults = MAIL_DEFAULTS
@@ -181,7 +190,7 @@ class Transaction:
         if self.writer:
             cast("LockingView", self.view).prefetch(*keys)
 
-    def emit(self, *event: Any) -> None:
+    def emit(self, event: Event) -> None:
         """Record an event to publish after the commit, where the caller of the transaction publishes events."""
         self.events.append(event)
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import cbor2
 
 from fastness.errors import BatchTooLarge, EmptyBatch
-from fastness.kv import Transaction
+from fastness.kv import Event, Transaction
 from fastness.layers import entities
 from fastness.layers.entities import EntityKey
 from fastness.limits import ENTITY_WRITES_MAX
@@ -14,8 +14,15 @@ from fastness.names import checked_name
 from fastness.tiers import Tier, TierPolicy
 from fastness.wire.entities import EntityWrite, SeenEntity
 
-BEST_EFFORT_WRITTEN = "loose"  # The event of a write's BEST_EFFORT fields, for the session log.
-LOG_KIND = "entities"  # The kind of that log.
+LOG_KIND = "entities"  # The kind of the session log of BEST_EFFORT fields.
+
+
+class BestEffortWritten(Event, frozen=True, gc=False):
+    """The BEST_EFFORT fields of a write, for the session log."""
+
+    universe: str
+    session: str | None
+    record: bytes
 
 
 class TieredWrite(NamedTuple):

@@ -35,7 +35,7 @@ from fastness.layers.queues import QueueKey, keys_of
 from fastness.layers.queues.by_id import WaitingMessage
 from fastness.layers.queues.counters import QueueTransaction, total_counters
 from fastness.layers.sqs_attributes import is_fifo
-from fastness.layers.sqs_work import SQS_WORK, Step, Work, WorkKey, tasks_of
+from fastness.layers.sqs_work import SqsWorkAdded, Step, Work, WorkKey, tasks_of
 from fastness.limits import MOVE_TASK_BATCH, MOVE_TASK_RATE_MAX, MOVE_TASK_SCAN, MOVE_TASKS_LISTED_MAX
 from fastness.wire.sqs import MoveStatus, MoveTask, MoveTasks
 from fastness.wire.stored_messages import StoredMessage, decode, format_id
@@ -102,7 +102,7 @@ def start(tx: Transaction, source: QueueKey, *, destination: str | None, per_sec
         tx.delete(each)
     _save(tx, source, id, task)
     sqs_work.save(tx, key, Work(tx.now_ms, task=id))
-    tx.emit(SQS_WORK, source.universe)
+    tx.emit(SqsWorkAdded())
     return _task(source, id, task)
 
 
@@ -144,7 +144,7 @@ def cancel(tx: Transaction, universe: str, handle: str) -> MoveTask:
         raise MoveTaskNotRunning(f"Only active tasks can be cancelled. The status of this one is {task.status}.")
     task.status, task.next_ms = "CANCELLING", 0
     _save(tx, source, id, task)
-    tx.emit(SQS_WORK, universe)
+    tx.emit(SqsWorkAdded())
     return _task(source, id, task)
 
 

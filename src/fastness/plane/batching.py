@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from fastness.errors import Closed, CommitUnknown, FastnessError
-from fastness.kv import Database, Transaction
+from fastness.kv import Database, Event, Transaction
 from fastness.kv.batch import BatchedCall, run_batch, run_isolated
 from fastness.kv.execution import check_tier
 from fastness.layers.idempotency import IsNewCall, keyed_call, run_idempotent
@@ -37,7 +37,7 @@ from fastness.wire.frames import Call, encode
 from fastness.wire.mail import MailReceipts, Mails
 from fastness.wire.requests import Answer, Request
 
-Events = list[tuple[Any, ...]]
+Events = list[Event]
 
 _CRITICAL = Tier.CRITICAL  # Attribute access on an enumeration costs as much as the rest of the check of a call.
 _IMPORTANT = Tier.IMPORTANT

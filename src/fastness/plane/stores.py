@@ -6,7 +6,7 @@ A handler is written once for both: it returns what a store's method returns, an
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, TypeAlias, Union
 
-from fastness.kv import Result, Transaction
+from fastness.kv import Event, Result, Transaction
 from fastness.kv.formats import FORMAT
 from fastness.layers.blobs import Verify
 from fastness.plane.handlers import low_space_error
@@ -173,7 +173,7 @@ AnyStores: TypeAlias = Union[Stores, AsyncStores]  # noqa: UP007
 
 def _run_with_space(
     tx: Transaction, work: Callable[..., Result], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Result, list[tuple[Any, ...]]]:
+) -> tuple[Result, list[Event]]:
     """The result of `work`, and the events to publish once it is committed.
 
     While the disk is nearly full, a transaction that writes must also delete something.

@@ -20,7 +20,7 @@ from fastness.errors import LeaseHeld, LockTimeout
 from fastness.kv import Database, Transaction
 from fastness.layers import leases
 from fastness.layers.idempotency import KeyedCall
-from fastness.layers.leases import LEASE_EVENTS, Grant, LeaseKey
+from fastness.layers.leases import Grant, LeaseEvent, LeaseKey
 from fastness.limits import LEASE_CALLERS_SHOWN
 from fastness.runtime.cancellation import finish_or_undo_async
 from fastness.runtime.consumer_options import ConsumerOptions, Polling
@@ -116,7 +116,7 @@ class AsyncLeaseWaiter:
         finally:
             del self._callers[number]
             now_ms = self._clock.now_ms()
-            self._publish([(LEASE_EVENTS + outcome, lease, owner, now_ms - began_ms, now_ms)])
+            self._publish([LeaseEvent(outcome, lease, owner, now_ms - began_ms, now_ms)])
 
     async def waits(self, universe: str, locks: Sequence[HolderInfo], *, limit: int) -> Waits:
         """The lease lines of a universe in this process, with the holders and waiters of its locks."""

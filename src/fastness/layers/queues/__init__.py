@@ -29,7 +29,7 @@ from fastness.layers.queues.by_id import (
     search_leases,
     update,
 )
-from fastness.layers.queues.counters import DUE, NEVER_MS
+from fastness.layers.queues.counters import NEVER_MS, MessageEvent, QueueDue
 from fastness.layers.queues.dead_letter_sources import sources as dead_letter_sources
 from fastness.layers.queues.dead_letters import RedriveProgress, redrive, redrive_step
 from fastness.layers.queues.enqueue import only_adds, put, remove_schedule, schedules_of, set_schedule
@@ -105,8 +105,9 @@ __all__ = [
     "purge_step",
     "stats",
     "survey",
-    "DUE",
+    "MessageEvent",
     "NEVER_MS",
+    "QueueDue",
     "RedriveProgress",
     "redrive",
     "redrive_step",

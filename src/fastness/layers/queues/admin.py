@@ -1,12 +1,11 @@
 """Administration of queues: peek, leased messages, statistics, names, purge, and deletion."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
 from fastness.errors import InvalidArgument, QueueInUse
-from fastness.kv import Transaction, pages
+from fastness.kv import Event, Transaction, pages
 from fastness.layers.idempotency import KeyedCall, store_result, stored_result
 from fastness.layers.queues import (
     dead_letter_sources,
@@ -310,7 +309,7 @@ _decode_progress = msgspec.msgpack.Decoder(PurgeProgress).decode
 
 def purge_step(
     tx: Transaction, queue: QueueKey, progress: PurgeProgress, call: KeyedCall | None, *, leased: bool = False
-) -> tuple[PurgeProgress, list[tuple[Any, ...]]]:
+) -> tuple[PurgeProgress, list[Event]]:
     """Purge one batch; returns the new progress, and the events to publish.
 
     A repeated `call` resumes at the progress that is stored under its key.
@@ -339,7 +338,7 @@ _decode_deletion = msgspec.msgpack.Decoder(DeleteProgress).decode
 
 def delete_step(
     tx: Transaction, queue: QueueKey, progress: DeleteProgress, call: KeyedCall | None, *, force: bool
-) -> tuple[DeleteProgress, list[tuple[Any, ...]]]:
+) -> tuple[DeleteProgress, list[Event]]:
     """Delete one batch of a queue; returns the new progress, and the events to publish.
 
     The first step removes the schedules, which would put messages, and the last one whatever is left: policy, counters,

@@ -6,12 +6,12 @@ letter queue like any message, and is never dead-lettered again.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from fastness.errors import InvalidArgument
-from fastness.kv import Transaction
+from fastness.kv import Event, Transaction
 from fastness.layers.idempotency import KeyedCall, store_result, stored_result
 from fastness.layers.queues import failures, locations, outcomes, sidecars, unique_keys
 from fastness.layers.queues.counters import QueueTransaction
@@ -164,7 +164,7 @@ def redrive_step(
     *,
     ids: Sequence[str] | None,
     limit: int,
-) -> tuple[RedriveProgress, list[tuple[Any, ...]]]:
+) -> tuple[RedriveProgress, list[Event]]:
     """Redrive one batch; returns the new progress, and the events to publish.
 
     A repeated `call` resumes at the progress that is stored under its key.
@@ -205,7 +205,7 @@ def sizes(tx: Transaction, dead: QueueKey, *, after: bytes = b"", limit: int) ->
     return found, pairs[-1][0] if len(pairs) == limit else None
 
 
-def drop(tx: Transaction, dead: QueueKey, letters: Iterable[LetterSize]) -> tuple[int, list[tuple[Any, ...]]]:
+def drop(tx: Transaction, dead: QueueKey, letters: Iterable[LetterSize]) -> tuple[int, list[Event]]:
     """Remove dead letters, unless they were received or redriven since; how many, and the events to publish."""
     dead_tx, count = QueueTransaction(tx, dead), 0
     for letter in letters:

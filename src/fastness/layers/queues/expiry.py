@@ -4,9 +4,7 @@ Each has a due entry at its time. Every lease call on a queue processes the entr
 time, so correctness does not depend on a background process. The sweeper only makes it happen sooner.
 """
 
-from typing import Any
-
-from fastness.kv import Transaction
+from fastness.kv import Event, Transaction
 from fastness.layers.queues import (
     by_id,
     dead_letters,
@@ -50,7 +48,7 @@ def due_in(tx: Transaction, queue: QueueKey) -> int:
     return next_due(tx, queue) - tx.now_ms
 
 
-def sweep_and_collect_events(tx: Transaction, queue: QueueKey) -> list[tuple[Any, ...]]:
+def sweep_and_collect_events(tx: Transaction, queue: QueueKey) -> list[Event]:
     """`sweep`; returns the events to publish after the commit."""
     sweep(tx, queue)
     return tx.events

@@ -5,11 +5,10 @@ Messages whose lease expired or that were settled are left out, and no others ar
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
-from fastness.kv import Transaction
+from fastness.kv import Event, Transaction
 from fastness.layers.idempotency import KeyedCall, delete_result, read_result, store_result, stored_result
 from fastness.layers.queues import message_leases
 from fastness.layers.queues.counters import NEVER_MS, QueueTransaction
@@ -83,7 +82,7 @@ def lease_keyed(
 
 def ack_keyed(
     tx: Transaction, queue: QueueKey, *, call: KeyedCall | None, acks: Sequence[PackedAck]
-) -> tuple[list[RefusedAck], list[tuple[Any, ...]]]:
+) -> tuple[list[RefusedAck], list[Event]]:
     """`ack_packed` for a call that has to wait for its messages, once per `call`; and the events to publish."""
     keyed = None if call is None else _stored_keyed(tx, call)
     if keyed is not None and keyed.refused is not None:
@@ -118,7 +117,7 @@ def _still_leased(tx: Transaction, queue: QueueKey, call: KeyedCall, keyed: _Key
     return leased
 
 
-def release_undelivered(tx: Transaction, queue: QueueKey, leased: Leased, call: KeyedCall) -> list[tuple[Any, ...]]:
+def release_undelivered(tx: Transaction, queue: QueueKey, leased: Leased, call: KeyedCall) -> list[Event]:
     """`defer_all` messages whose consumer disconnected, and forget its call; returns the events to publish.
 
     Does nothing if the consumer repeated the call on another connection, because it has the messages then.

@@ -20,10 +20,9 @@ entries, or leased workflow states, is kept.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from fastness.errors import InvalidArgument
-from fastness.kv import Pair, Transaction
+from fastness.kv import Event, Pair, Transaction
 from fastness.layers.leases import check_owner
 from fastness.layers.queues import (
     dead_letters,
@@ -101,7 +100,7 @@ class Leased:
         self,
         leases: list[HeldLease],
         retry_in_ms: int = NEVER_MS,
-        events: list[tuple[Any, ...]] | None = None,
+        events: list[Event] | None = None,
         *,
         repeated: bool = False,
         more: bool = False,

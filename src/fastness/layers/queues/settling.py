@@ -12,10 +12,9 @@ Every call names the lease of a delivery and its fence. A lease that has ended i
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import zip_longest
-from typing import Any
 
 from fastness.errors import FastnessError, InvalidArgument, MessageCancelled, QueueMessageLeaseMismatch
-from fastness.kv import Transaction
+from fastness.kv import Event, Transaction
 from fastness.layers.leases import check_owner
 from fastness.layers.queues import (
     by_id,
@@ -290,7 +289,7 @@ def nack(
     return message.correlation_id
 
 
-def defer_all(tx: Transaction, queue: QueueKey, messages: Sequence[StoredMessage]) -> list[tuple[Any, ...]]:
+def defer_all(tx: Transaction, queue: QueueKey, messages: Sequence[StoredMessage]) -> list[Event]:
     """Return leased messages that were never delivered, without counting a failure; returns the events to publish."""
     for message in messages:
         with suppress(QueueMessageLeaseMismatch):

@@ -16,7 +16,7 @@ from typing import Any, Final
 from fastness import limits
 from fastness.clock import Clock
 from fastness.errors import Busy, FastnessError, MailboxFull, NotAllowed, Validation, WorldNotActive, WorldNotFound
-from fastness.kv import Database, Result, Transaction
+from fastness.kv import Database, Event, Result, Transaction
 from fastness.kv.batch import run_batch
 from fastness.layers import dedupe, mailboxes
 from fastness.layers.dedupe import Entry
@@ -24,7 +24,7 @@ from fastness.layers.mailboxes import Address
 from fastness.runtime.ingress.buffer import IngressBuffer
 from fastness.runtime.ingress.dedupe import Dedupe, Stage
 from fastness.runtime.ingress.validation import IngressCounters, QueuedPush
-from fastness.runtime.publishing import Event, Publish
+from fastness.runtime.publishing import Publish
 from fastness.runtime.timers import call_after, wake
 from fastness.tiers import Tier
 

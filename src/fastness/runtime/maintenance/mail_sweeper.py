@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from random import Random
 
 from fastness.errors import Closed, DecryptionFailed, FastnessError
-from fastness.kv import Database, Transaction
+from fastness.kv import Database, Event, Transaction
 from fastness.layers import mailboxes, worlds
 from fastness.layers.mailboxes import Address
 from fastness.limits import DUTY_CHECK_SECONDS, MAIL_SWEEP_SECONDS, MAIL_SWEEPS_MAX
 from fastness.runtime.maintenance.duty import Duty
 from fastness.runtime.maintenance.skipping import skip_undecryptable
-from fastness.runtime.publishing import Event, Publish
+from fastness.runtime.publishing import Publish
 from fastness.tiers import Tier
 
 _log = logging.getLogger("fastness.mail")

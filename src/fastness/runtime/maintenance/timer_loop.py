@@ -21,14 +21,14 @@ from typing import Final
 
 from fastness.clock import Clock, on_clock_change
 from fastness.errors import Backend, Busy, Closed, FastnessError
-from fastness.kv import Database, Transaction, Watch
+from fastness.kv import Database, Event, Transaction, Watch
 from fastness.layers import timer_firing, timers, worlds
 from fastness.layers.timers import DueTimer
 from fastness.limits import DUTY_CHECK_SECONDS, TIMER_BATCH, TIMER_LATE_SECONDS
 from fastness.runtime.consumer_options import ConsumerOptions
 from fastness.runtime.maintenance.duty import Duty
 from fastness.runtime.maintenance.skipping import skip_undecryptable
-from fastness.runtime.publishing import Event, Publish
+from fastness.runtime.publishing import Publish
 from fastness.tiers import Tier
 
 _log = logging.getLogger("fastness.timers")

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from fastness.clock import Clock, SystemClock, on_clock_change
-from fastness.kv import Database, Transaction
+from fastness.kv import Database, Event, Transaction
 from fastness.layers import mailboxes
 from fastness.layers.mailboxes import Address
 from fastness.runtime.consumer_options import ConsumerOptions, Polling
-from fastness.runtime.publishing import Event, Publish
+from fastness.runtime.publishing import Publish
 from fastness.tiers import Tier
 from fastness.wire.mail import Envelope, MailReceipts, Mails
 

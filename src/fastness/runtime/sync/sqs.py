@@ -6,7 +6,7 @@ from fastness.kv import Database, Transaction
 from fastness.layers import sqs
 from fastness.layers.idempotency import KeyedCall
 from fastness.layers.queues import QueueKey
-from fastness.layers.sqs_work import SQS_WORK, Step
+from fastness.layers.sqs_work import SqsWorkAdded, Step
 from fastness.limits import SQS_STEPS_MAX
 from fastness.runtime.publishing import Publish
 from fastness.tiers import Tier
@@ -40,5 +40,5 @@ class SqsStore:
             if done.in_ms != 0:
                 break
         if done.in_ms is not None:
-            self._publish([(SQS_WORK, queue.universe)])
+            self._publish([SqsWorkAdded()])
         return Purged(is_done=done.in_ms != 0)

@@ -51,6 +51,7 @@ from fastness.names import UNIVERSE
 from fastness.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
 from fastness.plane.open import Options, open_plane
 from fastness.plane.services import Services
+from fastness.runtime.publishing import discard
 from fastness.testing.clock import START_MS
 from fastness.testing.histories import Violation
 from fastness.testing.hosts.contents import read_contents
@@ -162,7 +163,7 @@ class Fleet:
         self._is_calm = False  # The hosts are left alone, so that everything ends.
         self._loop = VirtualLoop()
         services = open_plane("memory:", Options(clock=_LoopClock(self._loop), ids=IdSource(seed))).services
-        services.publish = _ignore_events  # type: ignore[method-assign]
+        services.publish = discard  # No threads are started.
         self._services = services
         choices, steps = random.Random(seed + 1), dict[str, str]()
         self._apps = {
@@ -413,10 +414,6 @@ def main(arguments: list[str] | None = None) -> int:
         faults.update(fleet.faults)
     sys.stdout.write(f"{len(seeds)} seeds, {dict(faults)}: no violation\n")
     return 0
-
-
-def _ignore_events(events: Any) -> None:
-    """Publish nothing: no threads are started."""
 
 
 def _unchanged(value: Any) -> Any:
