@@ -17,7 +17,6 @@ from fastness.layers import mailboxes
 from fastness.layers.mailboxes import Address
 from fastness.layers.mailboxes import keys as mailbox_keys
 from fastness.layers.mailboxes.keys import MailEvent
-from fastness.mail_defaults import MailDefaults
 from fastness.testing.clock import START_MS, ManualClock
 from fastness.wire.mail import Envelope, MailPolicy, NewMail
 from tests.support.failures import Failures
@@ -293,7 +292,7 @@ def test_expired_mail_after_longer_lived_mail_frees_space(database: Database, cl
 
 def test_defaults_of_the_process_apply_until_the_universe_has_a_policy(database: Database, clock: ManualClock) -> None:
     """In a transaction of its own, in a group of functions that fail independently, and in reads."""
-    database.mail_defaults = MailDefaults(pending_max=2, ttl_seconds=60.0)
+    database.defaults = {MailPolicy: MailPolicy(pending_max=2, ttl_seconds=60.0)}
     send(database)
 
     def send_two(tx: Transaction) -> list[Any]:

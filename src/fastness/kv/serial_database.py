@@ -188,19 +188,19 @@ class SerialDatabase(Database):
 
         Returns the result, and the commit that has to be durable before the caller gets it.
         """
-        quotas = self.quotas
-        ticket = None if quotas is None else quotas.begin()
+        usage = self.usage
+        ticket = None if usage is None else usage.begin()
         try:
             if self._closed:
                 raise _closed_error()
             self._running_thread = threading.get_ident()
             tx = Transaction(self._current, clock=self._clock, ids=self._ids)
             tx.low_space, tx.fence_floor = self.low_space, self._fence_floor
-            tx.mail_defaults, tx.quotas = self.mail_defaults, quotas
+            tx.defaults, tx.usage = self.defaults, usage
             result = run(tx, work, args, kwargs)
             if tx.has_writes:
-                if quotas is not None:
-                    quotas.add_writes(tx.writes)
+                if usage is not None:
+                    usage.add_writes(tx.writes)
                 self._commit(tx)
                 if fence_floor.KEY in tx.writes:
                     self._fence_floor = fence_floor.decode(tx.writes[fence_floor.KEY])
@@ -218,8 +218,8 @@ class SerialDatabase(Database):
             return result, self._exposed_commit if tx.has_writes else self._critical_commit
         finally:
             self._running_thread = 0
-            if quotas is not None and ticket is not None:
-                quotas.end(ticket)
+            if usage is not None and ticket is not None:
+                usage.end(ticket)
             self._write_lock.release()
 
     def _wait_seen_durable(self, tier: Tier) -> None:
@@ -241,7 +241,7 @@ class SerialDatabase(Database):
         if self._running_thread == threading.get_ident():
             raise nested_transaction_error()
         tx = Transaction(self._snapshot(), clock=self._clock, ids=self._ids, writable=False)
-        tx.fence_floor, tx.mail_defaults = self._fence_floor, self.mail_defaults
+        tx.fence_floor, tx.defaults = self._fence_floor, self.defaults
         commit = self._last_commit()
         return run(tx, work, args, kwargs), commit
 

@@ -26,11 +26,11 @@ from fastness.errors import (
     ValueTooLarge,
 )
 from fastness.limits import KEY_BYTES_MAX, SCAN_ITEMS_MAX, TRANSACTION_BYTES_MAX, VALUE_BYTES_MAX, WRITE_COST_BYTES
-from fastness.mail_defaults import MAIL_DEFAULTS
 
 if TYPE_CHECKING:
-    from fastness.kv.contract import LockingView, View
-    from fastness.kv.quotas import TransactionQuotas
+    from collections.abc import Mapping
+
+    from fastness.kv.contract import CallerUsage, LockingView, View
 
 Pair = tuple[bytes, bytes]
 
@@ -53,14 +53,14 @@ class Transaction:
         "_writable",
         "cleared",
         "data_format",
+        "defaults",
         "events",
         "fence_floor",
         "is_exposed",
         "is_kept",
         "low_space",
-        "mail_defaults",
-        "quotas",
         "size_bytes",
+        "usage",
         "view",
         "writer",
         "writes",
@@ -81,8 +81,8 @@ class Transaction:
         self.events: list[Event] = []  # Published after the commit.
         self.low_space = False  # Only work that frees space should write: the disk is nearly full.
         self.data_format = 0  # The format to write, if it is not this version's newest. See `kv.formats`.
-        self.mail_defaults = MAIL_DEFAULTS
-        self.quotas: TransactionQuotas | None = None  # None: no universe has a quota.
+        self.defaults: Mapping[type, object] = {}  # See `Database.defaults`.
+        self.usage: CallerUsage | None = None  # See `Database.usage`.
         self.fence_floor = 0  # Every fence that is issued must be above it.
         self.is_exposed = False  # Transactions that may be lost must not show its writes before they are durable.
         self.is_kept = False  # A power failure must not undo it once it has returned.
@@ -252,8 +252,7 @@ class Transaction:
         view = _NestedView(self)
         nested = Transaction(view, clock=view, ids=self._ids, writable=self._writable, writer=self.writer)
         nested.low_space, nested.fence_floor = self.low_space, self.fence_floor
-        nested.data_format, nested.mail_defaults = self.data_format, self.mail_defaults
-        nested.quotas = self.quotas
+        nested.data_format, nested.defaults, nested.usage = self.data_format, self.defaults, self.usage
         return nested
 
     def unmerged_bytes(self, prefix: bytes | None = None) -> int:

@@ -18,6 +18,7 @@ import msgspec
 
 from fastness.errors import DiskFull
 from fastness.kv import Transaction
+from fastness.layers.quotas import quotas_of
 from fastness.wire.requests import Request
 
 Function = TypeVar("Function", bound=Callable[..., object])
@@ -99,9 +100,9 @@ def _guarded_run(run: Run) -> Run:
     def guarded(tx: Transaction, request: Any) -> Any:
         if tx.low_space:
             raise low_space_error()
-        quotas = tx.quotas
-        if quotas is None:
+        if tx.usage is None:
             return run(tx, request)
+        quotas = quotas_of(tx)
         quotas.check_request(request)
         result = run(tx, request)
         quotas.check_written(tx, request)
@@ -116,8 +117,8 @@ def _guarded_serve(serve: Serve) -> Serve:
         database = stores.services.database
         if database.low_space:
             raise low_space_error()
-        if database.quotas is not None:
-            database.quotas.check_request(request)
+        if database.usage is not None:
+            quotas_of(database).check_request(request)
         return serve(stores, request, *args)
 
     return guarded

@@ -196,7 +196,7 @@ class UniverseUsage:
 
 
 class Quotas:
-    """The quotas of a plane. `database.quotas` is None while no universe has one, so nothing is asked or counted."""
+    """The quotas of a plane. `database.usage` is None while no universe has one, so nothing is asked or counted."""
 
     def __init__(self, database: Database, *, clock: Clock | None = None, shared: bool = False) -> None:
         self._database = database
@@ -241,7 +241,7 @@ class Quotas:
                     universes[universe].set_quota(quota)
                 self._universes = universes
                 self._by_prefix = {each.prefix: each for each in universes.values() if each.quota.bytes is not None}
-                self._database.quotas = self if universes else None
+                self._database.usage = self if universes else None
                 self._version = version
             if not universes:
                 return
@@ -292,7 +292,7 @@ class Quotas:
                 self._measured_lately.popitem(last=False)
             return known
 
-    # Transactions: see `kv.quotas`.
+    # Transactions: see `UsageCounter` in `kv.contract`, and `TransactionQuotas`.
 
     def begin(self) -> int:
         with self._lock:

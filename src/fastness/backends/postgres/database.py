@@ -81,9 +81,7 @@ class PostgresDatabase(Database):
                 watches=self._watches,
                 writer=self._writer,
                 floor=floor,
-                data_format=lambda: self.data_format,
-                mail_defaults=lambda: self.mail_defaults,
-                quotas=lambda: self.quotas,
+                database=self,
                 isolation=isolation,
                 contention=self.contention,
                 cipher=self.cipher,
@@ -198,9 +196,7 @@ class PostgresDatabase(Database):
             self._check_usable,
             clock=self._clock,
             ids=self._ids,
-            data_format=lambda: self.data_format,
-            mail_defaults=lambda: self.mail_defaults,
-            quotas=lambda: self.quotas,
+            database=self,
             cipher=self.cipher,
             load_keys=lambda: self.read(_load_keys),
         )
@@ -256,7 +252,7 @@ class PostgresDatabase(Database):
             session.start(b"read", durable=durable)
             view = SnapshotView(session)
             tx = Transaction(view, clock=self._clock or view, ids=self._ids, writable=False, writer=self._writer)
-            tx.data_format, tx.mail_defaults = self.data_format, self.mail_defaults
+            tx.data_format, tx.defaults = self.data_format, self.defaults
             try:
                 return run(tx, work, args, kwargs)
             finally:

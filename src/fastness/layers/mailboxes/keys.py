@@ -25,7 +25,6 @@ import msgspec
 from fastness.errors import DamagedDatabase, InvalidArgument
 from fastness.kv import Event, Subspace, Transaction
 from fastness.limits import MAIL_SWEEP_SECONDS, MAIL_TTL_SECONDS_MAX, MAILBOX_MAILS_LIMIT_MAX
-from fastness.mail_defaults import MAIL_DEFAULTS
 from fastness.wire.mail import MailPolicy
 
 SLOT_MS: Final = int(MAIL_SWEEP_SECONDS * 1_000)
@@ -273,8 +272,9 @@ def policy_of(tx: Transaction, universe: str) -> MailPolicy:
     stored = tx.get(_policy_key(universe))
     if stored is not None:
         return _decode_policy(stored)
-    defaults = tx.mail_defaults
-    return _DEFAULT if defaults is MAIL_DEFAULTS else MailPolicy(defaults.pending_max, defaults.ttl_seconds)
+    default = tx.defaults.get(MailPolicy, _DEFAULT)
+    assert isinstance(default, MailPolicy)
+    return default
 
 
 def set_policy(tx: Transaction, universe: str, policy: MailPolicy) -> MailPolicy:

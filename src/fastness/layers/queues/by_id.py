@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from fastness.errors import FastnessError, InvalidArgument, MessageFinished, MessageLeased, MessageNotFound
-from fastness.kv import Transaction
+from fastness.kv import Event, Transaction
 from fastness.layers.queues import (
     dead_letters,
     failures,
@@ -168,7 +168,7 @@ def result(tx: Transaction, queue: QueueKey, id: str) -> MessageResult | None:
 
 def cancel(
     tx: Transaction, queue: QueueKey, id: str, *, lease: FoundLease | None = None
-) -> tuple[MessageInfo | SearchOn, list[tuple[object, ...]]]:
+) -> tuple[MessageInfo | SearchOn, list[Event]]:
     """Cancel a message that is in the queue; what it is then, or where to search for it, and the events to publish.
 
     Raises:
@@ -182,7 +182,7 @@ def cancel(
 
 def cancel_many(
     tx: Transaction, queue: QueueKey, ids: Sequence[str], *, leases: Mapping[bytes, FoundLease] | None
-) -> tuple[list[FastnessError | SearchOn | None], list[tuple[object, ...]]]:
+) -> tuple[list[FastnessError | SearchOn | None], list[Event]]:
     """Cancel messages; for each None, or an error, or that its lease has to be searched for; and the events to publish.
 
     `leases` is the result of `search_leases` for all of them; None: it was not searched for leases so far.

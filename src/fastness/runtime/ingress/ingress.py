@@ -38,6 +38,7 @@ from fastness.kv import Database
 from fastness.kv.closing_at_exit import keep_until_exit
 from fastness.layers import agents
 from fastness.layers.mailboxes import Address
+from fastness.layers.quotas import quotas_of
 from fastness.runtime.blobs import AsyncBlobStore
 from fastness.runtime.ingress import validation
 from fastness.runtime.ingress.buffer import IngressBuffer
@@ -293,8 +294,8 @@ class Ingress:
         validation.check_fields(new)
         self._check_rate(author)
         payload = validation.payload_of(new)
-        if self._database.quotas is not None:
-            self._database.quotas.check_size(to.universe, len(payload))
+        if self._database.usage is not None:
+            quotas_of(self._database).check_size(to.universe, len(payload))
         validation.check_session(new)
         key = key_of(recipient, author, new.topic, new.idempotency_key)
         known = self.dedupe.find(key)
