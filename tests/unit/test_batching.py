@@ -43,7 +43,7 @@ def put(tx: Transaction, number: int) -> int:
 
 async def test_calls_of_one_tick_share_a_transaction() -> None:
     with Slow() as database:
-        gathering: Any = CallBatcher(database, lambda events: None)
+        gathering: Any = CallBatcher(database)
         outcomes = await asyncio.gather(*(gathering.call(put, number) for number in range(50)), return_exceptions=True)
         assert [number for number, outcome in enumerate(outcomes) if outcome == number] == [
             number for number in range(50) if number % 7 != 3
@@ -62,7 +62,8 @@ async def test_the_events_of_a_cancelled_caller_are_published() -> None:
         tx.emit(Wrote(number))
 
     with Slow() as database:
-        gathering: Any = CallBatcher(database, published.extend)
+        database.publish = published.extend
+        gathering: Any = CallBatcher(database)
         caller = asyncio.create_task(gathering.call(emit, 1))
         while not database.commits:
             await asyncio.sleep(0)
@@ -86,7 +87,7 @@ def test_an_unexpected_error_ends_a_batch_unless_it_is_caught() -> None:
 
 async def test_a_single_call_does_not_wait() -> None:
     with Slow() as database:
-        gathering: Any = CallBatcher(database, lambda events: None)
+        gathering: Any = CallBatcher(database)
         for number in (0, 1, 2):
             assert await gathering.call(put, number) == number
         assert database.commits == 3
@@ -130,7 +131,7 @@ async def test_a_failed_commit_raises_for_every_call_of_its_batch() -> None:
 
 async def test_a_cancelled_caller_does_not_affect_the_others() -> None:
     with Slow() as database:
-        gathering: Any = CallBatcher(database, lambda events: None)
+        gathering: Any = CallBatcher(database)
         tasks = [asyncio.create_task(gathering.call(put, number)) for number in range(3)]
         await asyncio.sleep(0)
         tasks[1].cancel()
@@ -142,7 +143,7 @@ async def test_a_cancelled_caller_does_not_affect_the_others() -> None:
 async def test_a_large_batch_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastness.kv.batch.BATCH_WRITE_BYTES_MAX", 1_000)
     with Slow() as database:
-        gathering: Any = CallBatcher(database, lambda events: None)
+        gathering: Any = CallBatcher(database)
         numbers = [number for number in range(60) if number % 7 != 3]
         assert await asyncio.gather(*(gathering.call(put, number) for number in numbers)) == numbers
         assert database.commits > 3

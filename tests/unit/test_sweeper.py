@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -54,7 +54,7 @@ class WatchedDatabase(MemoryDatabase):
         self.error: Exception | None = None
 
     def transact(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        if work is queues.sweep_and_collect_events:
+        if work is queues.sweep:
             if self.error is not None:
                 raise self.error
             self.processed.append(args[0])
@@ -77,6 +77,7 @@ class Day:
         self.bed = Bed()
         self.published: list[Event] = []
         self.database = WatchedDatabase(self.clock)
+        self.database.publish = self.published.extend
         self.sweeper: Sweeper | None = None
         threads = SimpleNamespace(
             Condition=lambda: self.bed, Thread=threading.Thread, TIMEOUT_MAX=threading.TIMEOUT_MAX
@@ -88,7 +89,7 @@ class Day:
     def start(self, *, shared: bool = False, duty: LeasedDuty | None = None) -> float | None:
         """Start the sweeper; its sleep time after the first scan."""
         waits = ConsumerOptions(poll_seconds=3.0, poll_jitter_seconds=0.0)
-        self.sweeper = Sweeper(self.database, waits, self.published.extend, shared=shared, duty=duty)
+        self.sweeper = Sweeper(self.database, waits, shared=shared, duty=duty)
         return self.until_asleep()
 
     def until_asleep(self) -> float | None:
@@ -193,7 +194,7 @@ def test_the_counters_of_many_processes_are_folded_once_a_minute(day: Day, postg
     nodes = [PostgresDatabase(postgres_url, clock=day.clock) for _ in range(COUNTERS_UNFOLDED_MAX + 1)]
     try:
         start_sweeper = partial(Sweeper, nodes[0], ConsumerOptions(poll_seconds=3.0, poll_jitter_seconds=0.0))
-        day.sweeper = start_sweeper(day.published.extend, shared=True)
+        day.sweeper = start_sweeper(shared=True)
         day.until_asleep()
         for _ in range(2):
             for node in nodes:
@@ -265,7 +266,7 @@ def test_repeated_consumer_crashes_make_a_message_a_dead_letter(day: Day) -> Non
     day.advance(10)
     assert (day.stats(JOBS).leased, day.stats(JOBS).dead, day.stats(JOBS).expired_total) == (0, 1, 1)
     messages = [event for event in day.published if isinstance(event, MessageEvent)]
-    assert [each.event for each in messages] == ["expired", "dead-lettered"]
+    assert [each.event for each in messages] == ["put", "leased", "expired", "dead-lettered"]
 
 
 def test_a_schedule_fires_repeatedly(day: Day) -> None:
@@ -347,11 +348,11 @@ def test_stop_takes_effect_between_two_transactions_of_a_queue(day: Day, monkeyp
     assert day.sweeper is not None
     sweeper, entered, leave = day.sweeper, threading.Event(), threading.Event()
 
-    def published(events: Sequence[Event]) -> None:
+    def committed(keys: object, ranges: object) -> None:
         entered.set()
         assert leave.wait(DEADLINE_SECONDS)
 
-    sweeper._publish = published
+    day.database.subscribe(committed)
     with day.bed:
         day.clock.advance_ms(5_000)
         day.bed.notify()

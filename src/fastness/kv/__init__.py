@@ -1,6 +1,6 @@
 """The ordered, transactional key space: its contract, keys, transactions and watches."""
 
-from fastness.kv.contract import CallerTransaction, Database, ReplayedPosition, Result, View, Work
+from fastness.kv.contract import CallerTransaction, Database, Publish, ReplayedPosition, Result, View, Work
 from fastness.kv.keys import Subspace, pack, pages, prefix_range, unpack
 from fastness.kv.transactions import Event, Pair, Transaction
 from fastness.kv.watches import OnCommit, Watch, Watches
@@ -10,6 +10,7 @@ __all__ = [
     "Database",
     "Event",
     "Pair",
+    "Publish",
     "ReplayedPosition",
     "Result",
     "Subspace",

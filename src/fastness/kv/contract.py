@@ -21,7 +21,7 @@ What every backend guarantees, and `fastness.testing.conformance` tests:
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +29,7 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from fastness.errors import FastnessError, Unsupported
 from fastness.kv.contention import Contention
+from fastness.kv.transactions import Event
 from fastness.kv.watches import OnCommit, Watch
 from fastness.tiers import Tier
 
@@ -45,6 +46,14 @@ class ReplayedPosition(NamedTuple):
     measured_ms: int = 0
 
 
+Publish = Callable[[Sequence[Event]], None]
+
+
+def discard(events: Sequence[Event]) -> None:
+    """Publish to no subscriber."""
+    del events
+
+
 class Database(ABC):
     """An open key space. Safe to use from many threads and from event loops at once."""
 
@@ -52,6 +61,7 @@ class Database(ABC):
     data_format = 0  # The format that transactions write, if it is not this version's newest. See `kv.formats`.
     defaults: Mapping[type, object] = {}  # Policies of this process, by their class; for layers, where none is stored.
     usage: "UsageCounter | None" = None  # Counts what is written. None: nothing is counted.
+    publish: Publish = staticmethod(discard)  # Called with the events of a transaction once `transact` can return.
     low_space = False  # Whether the disk is nearly full: transactions that add data are refused.
     object_bytes_max: int | None = None  # A larger object would take the reserve; None: objects are on another disk.
 

@@ -153,14 +153,14 @@ def step(tx: Transaction, source: QueueKey, worker: str) -> Step:
     key = WorkKey(*source, "move")
     work = sqs_work.find(tx, key)
     if work is None:
-        return Step(None, 0, [])
+        return Step(None, 0)
     stored = tx.get(tasks_of(*source).key(work.task))
     task = None if stored is None else _decode(stored)
     if task is not None and task.status == "RUNNING":
         if wait_ms := sqs_work.other_worker_ms(tx, work, worker):
-            return Step(wait_ms, task.moved, [])
+            return Step(wait_ms, task.moved)
         if wait_ms := _rate_wait_ms(tx, task):
-            return Step(wait_ms, task.moved, [])
+            return Step(wait_ms, task.moved)
         _move_batch(tx, source, task)
     elif task is not None and task.status == "CANCELLING":
         task.status = "CANCELLED"
@@ -168,10 +168,10 @@ def step(tx: Transaction, source: QueueKey, worker: str) -> Step:
         _save(tx, source, work.task, task)
     if task is None or task.status != "RUNNING":
         sqs_work.remove(tx, key)
-        return Step(None, 0 if task is None else task.moved, tx.events)
+        return Step(None, 0 if task is None else task.moved)
     sqs_work.claim(tx, work, worker)
     sqs_work.save(tx, key, work)
-    return Step(_rate_wait_ms(tx, task), task.moved, tx.events)
+    return Step(_rate_wait_ms(tx, task), task.moved)
 
 
 def _move_batch(tx: Transaction, source: QueueKey, task: StoredTask) -> None:

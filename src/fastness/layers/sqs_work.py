@@ -43,7 +43,6 @@ class Step(NamedTuple):
 
     in_ms: int | None  # In how many milliseconds the next one can follow; None: there is nothing left to do.
     total: int  # Messages that were removed or moved so far.
-    events: list[Event]  # To publish after the commit.
 
 
 class WorkKey(NamedTuple):

@@ -37,8 +37,6 @@ from fastness.wire.frames import Call, encode
 from fastness.wire.mail import MailReceipts, Mails
 from fastness.wire.requests import Answer, Request
 
-Events = list[Event]
-
 _CRITICAL = Tier.CRITICAL  # Attribute access on an enumeration costs as much as the rest of the check of a call.
 _IMPORTANT = Tier.IMPORTANT
 _TRANSACTIONS = frozenset(
@@ -50,9 +48,8 @@ _ENVELOPE_BYTES = 256  # The estimate for a mail without its body, and for a rec
 class CallBatcher:
     """Batches the CRITICAL calls of one event loop. Calls of other tiers wait for no sync, so they gain nothing."""
 
-    def __init__(self, database: Database, publish: Callable[[Events], None]) -> None:
+    def __init__(self, database: Database) -> None:
         self._transact = database.transact_async
-        self._publish = publish
         self._in_flight = 0
         self._works: list[BatchedCall] = []
         self._callers: list[asyncio.Future[Any]] = []  # One for each of `_works`.
@@ -63,14 +60,7 @@ class CallBatcher:
         self._in_flight += 1
         try:
             if self._in_flight == 1:
-                events: Events = []
-                try:
-                    answer: Answer = await self._transact(_run_one, run, request, events, tier=Tier.CRITICAL)
-                except asyncio.CancelledError:  # It no longer waits for the sync, but its call is committed.
-                    self._publish(events)
-                    raise
-                if events:
-                    self._publish(events)
+                answer: Answer = await self._transact(run, request, tier=Tier.CRITICAL)
                 return answer
             loop = asyncio.get_running_loop()
             future: asyncio.Future[Answer] = loop.create_future()
@@ -92,7 +82,7 @@ class CallBatcher:
     async def _commit(self, works: list[BatchedCall], callers: "list[asyncio.Future[Any]]") -> None:
         while works:
             try:
-                outcomes, events = await self._transact(_run_works, works, tier=Tier.CRITICAL)
+                outcomes = await self._transact(run_batch, works, Exception, tier=Tier.CRITICAL)
             except BaseException as error:
                 for caller in callers:
                     if not caller.done():
@@ -100,8 +90,6 @@ class CallBatcher:
                 if not isinstance(error, Exception):
                     raise
                 return
-            if events:
-                self._publish(events)
             for caller, outcome in zip(callers, outcomes, strict=False):
                 if caller.done():
                     continue  # The caller was cancelled, and its call is committed.
@@ -110,16 +98,6 @@ class CallBatcher:
                 else:
                     caller.set_result(outcome)
             works, callers = works[len(outcomes) :], callers[len(outcomes) :]
-
-
-def _run_one(tx: Transaction, run: Run, request: Request[Answer], events: Events) -> Answer:
-    answer: Answer = run(tx, request)
-    events[:] = tx.events
-    return answer
-
-
-def _run_works(tx: Transaction, works: list[BatchedCall]) -> tuple[list[object], Events]:
-    return run_batch(tx, works, Exception), tx.events
 
 
 def is_batchable(request: Request[Any]) -> bool:
@@ -178,8 +156,8 @@ async def call_batch(
         works.append(work if call.key is None else _keyed(work, request, call.key, repeated if call.again else first))
     database = stores.services.database
     requests = [call.request for call in calls] if writes and stores.services.shared else []
-    events: Events = []
     outcomes: list[object]
+    events: list[Event] = []
     if writes:
         run = database.transact_async
     else:
@@ -194,8 +172,8 @@ async def call_batch(
             outcomes, events = await repeat_async(attempt, error)
     except FastnessError as error:
         outcomes = [error] * len(calls)
-    if events:  # Published after the answers are sent.
-        asyncio.get_running_loop().call_soon(stores.services.publish, events)
+    if events:
+        asyncio.get_running_loop().call_soon(database.publish, events)
     return outcomes
 
 
@@ -254,7 +232,8 @@ def _run_wanted(
     answers: _ReadAnswers | None,
     is_wanted: Callable[[], bool],
     requests: Sequence[Request[Any]],
-) -> tuple[list[object], Events]:
+) -> tuple[list[object], list[Event]]:
+    """The outcomes, and the events: they are published after the answers are sent, and not by the commit."""
     # A call that is sent for the first time skips the lookup of its key, so it must not run after its own repetition.
     # A server marks a connection as ended before it reads the next connection of the same client, and transactions of
     # an embedded store run one at a time. So this transaction either runs before the repetition, which then finds the
@@ -263,6 +242,9 @@ def _run_wanted(
         raise Closed("The connection ended before the call was executed; send it again")
     share_queues(tx, requests)
     if answers is None:
-        return run_batch(tx, works), tx.events
-    answers.reset()
-    return run_batch(tx, works, should_stop=answers.is_full), tx.events
+        outcomes = run_batch(tx, works)
+    else:
+        answers.reset()
+        outcomes = run_batch(tx, works, should_stop=answers.is_full)
+    events, tx.events = tx.events, []
+    return outcomes, events

@@ -68,9 +68,7 @@ class EmbeddedTransport(Stores):
             answer = read(handler.run, request, tier=request.tier)  # type: ignore[arg-type]
         elif handler.run is not None:
             run = handler.run if call is None else idempotent(handler.run, call)
-            answer, events = self._transact(run_alone, run, request, tier=request.tier)
-            if events:
-                self.services.publish(events)
+            answer = self._transact(run_alone, run, request, tier=request.tier)
         elif handler.immediate is not None:
             answer = handler.immediate(self, request, *_third(handler, call))
         else:
@@ -146,9 +144,7 @@ class AsyncEmbeddedTransport(AsyncStores):
         elif run is not None and request.tier is Tier.CRITICAL and not self.services.shared:
             answer = await self._batcher().call(run, request)
         elif run is not None:
-            answer, events = await self._transact(run_alone, run, request, tier=request.tier)
-            if events:
-                self.services.publish(events)
+            answer = await self._transact(run_alone, run, request, tier=request.tier)
         elif handler.immediate is not None:
             answer = handler.immediate(self, request, *_third(handler, call))
         else:
@@ -163,7 +159,7 @@ class AsyncEmbeddedTransport(AsyncStores):
         if found is None:
             for closed in [each for each in self._batchers if each.is_closed()]:
                 del self._batchers[closed]
-            found = self._batchers[loop] = CallBatcher(self.services.database, self.services.publish)
+            found = self._batchers[loop] = CallBatcher(self.services.database)
         return found
 
     async def send(self, request: Request[Answer], chunks: AsyncIterable[bytes]) -> Answer:

@@ -271,7 +271,6 @@ def _open(url: str, options: Options) -> Services:
             options.space,
             gc_every_seconds,
             worlds=store,
-            publish=services.publish,
             counters=services.space_counters,
             duty=services.duty,
         )

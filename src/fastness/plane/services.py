@@ -47,7 +47,7 @@ from fastness.runtime.maintenance.sqs_loop import SqsLoop
 from fastness.runtime.maintenance.sweeper import Sweeper
 from fastness.runtime.maintenance.table_compaction import TableCompaction
 from fastness.runtime.maintenance.timer_loop import TimerLoop
-from fastness.runtime.publishing import Publish, Publisher
+from fastness.runtime.publishing import Publisher
 from fastness.runtime.quotas import Quotas
 from fastness.runtime.repeat_detector import RepeatDetector
 from fastness.runtime.waiting_consumers import WaitingConsumers
@@ -102,7 +102,7 @@ class Services:
         self.pushes_per_minute = pushes_per_minute
         self.lease_renewer = LeaseRenewer(self._extend_messages, self._keep_lease)
         self.events = EventLogger(self.log, self.session)
-        self.publish: Publish = self._publisher().publish
+        database.publish = self._publisher().publish
         self.shared = shared  # Other processes write to the same key space.
         # Ordered locks are in the key space, because callers in other processes acquire them. A server sets it, too.
         self.shared_locks = shared
@@ -278,7 +278,7 @@ class Services:
             return None
         with self._lock:
             if self._sweeper is None and not self._stopped:
-                self._sweeper = Sweeper(self.database, self.consumers, self.publish, shared=self.shared, duty=self.duty)
+                self._sweeper = Sweeper(self.database, self.consumers, shared=self.shared, duty=self.duty)
             return self._sweeper
 
     def start_sweeping_mail(self) -> None:
@@ -287,7 +287,7 @@ class Services:
             return
         with self._lock:
             if self._mail_sweeper is None and not self._stopped:
-                self._mail_sweeper = MailSweeper(self.database, self.publish, shared=self.shared, duty=self.duty)
+                self._mail_sweeper = MailSweeper(self.database, shared=self.shared, duty=self.duty)
 
     def start_timers(self) -> TimerLoop | None:
         """Fire the timers of worlds, from now on. They follow the clock of a test, too."""
@@ -296,7 +296,6 @@ class Services:
                 self._timer_loop = TimerLoop(
                     self.database,
                     self.consumers,
-                    self.publish,
                     shared=self.shared,
                     clock=self.clock,
                     duty=self.duty,
@@ -315,7 +314,6 @@ class Services:
                 self._sqs_loop = SqsLoop(
                     self.database,
                     self.consumers,
-                    self.publish,
                     worker=self.worker,
                     shared=self.shared,
                     clock=self.clock,

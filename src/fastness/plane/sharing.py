@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, Final
 
 from fastness.errors import FastnessError
-from fastness.kv import Event, Transaction
+from fastness.kv import Transaction
 from fastness.layers.queues import keys_of, only_adds
 from fastness.plane.handlers import Run
 from fastness.plane.queues import queue_key
@@ -26,10 +26,11 @@ _APART_FROM_QUEUES: Final = frozenset(
 )
 
 
-def run_alone(tx: Transaction, run: Run, request: Request[Answer]) -> tuple[Answer, list[Event]]:
-    """The answer of the only call of a transaction, and the events to publish once it is committed."""
+def run_alone(tx: Transaction, run: Run, request: Request[Answer]) -> Answer:
+    """The answer of the only call of a transaction."""
     share_queues(tx, (request,))
-    return run(tx, request), tx.events
+    answer: Answer = run(tx, request)
+    return answer
 
 
 def share_queues(tx: Transaction, requests: Iterable[Request[Any]]) -> None:

@@ -6,7 +6,7 @@ A handler is written once for both: it returns what a store's method returns, an
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, TypeAlias, Union
 
-from fastness.kv import Event, Result, Transaction
+from fastness.kv import Result, Transaction
 from fastness.kv.formats import FORMAT
 from fastness.layers.blobs import Verify
 from fastness.plane.handlers import low_space_error
@@ -60,7 +60,7 @@ class Stores:
         self.worlds = WorldStore(services.database, services.objects, self.blobs)
         self.runs = RunStore(services.database, self.worlds, services.clock, services.consumers)
         self.effects = EffectWaiter(services.database, services.clock, services.consumers)
-        self.leases = LeaseWaiter(services.database, services.clock, services.consumers, services.publish)
+        self.leases = LeaseWaiter(services.database, services.clock, services.consumers)
         self.shared_locks = SharedLockWaiter(
             services.database, services.clock, services.consumers, services.lock_counters
         )
@@ -75,22 +75,19 @@ class Stores:
             best_effort=services.best_effort,
             run_in_thread=self.run_in_thread,
         )
-        dispatcher = Dispatcher(
-            services.database, services.clock, services.consumers, services.publish, services.waiting_consumers
-        )
+        dispatcher = Dispatcher(services.database, services.clock, services.consumers, services.waiting_consumers)
         self.queues, self.stale_queues = (
             QueueStore(
                 database,
                 dispatcher,
                 self.blobs,
-                services.publish,
                 clock=services.clock,
                 options=services.consumers,
             )
             for database in (services.database, services.database.stale)
         )
-        self.sqs = SqsStore(services.database, services.publish, worker=services.worker)
-        self.mail = MailWaiter(services.database, services.clock, services.consumers, services.publish)
+        self.sqs = SqsStore(services.database, worker=services.worker)
+        self.mail = MailWaiter(services.database, services.clock, services.consumers)
         self.rows = RowWaiter(services.database, services.clock, services.consumers)
         self.hosting = HostingStore(services.database, services.clock, services.consumers, services.revived_runs)
         blobs = AsyncBlobStore(services.database, services.objects, verify=verify)
@@ -98,11 +95,9 @@ class Stores:
         self.backups = BackupStore(_checkpoints(services), services.objects, self.run_in_thread)
 
     def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier, **kwargs: Any) -> Result:
-        """Run `work(tx, *args, **kwargs)` as one commit, then publish its events."""
+        """Run `work(tx, *args, **kwargs)` as one commit."""
         result: Result
-        result, events = self.services.database.transact(_run_with_space, work, args, kwargs, tier=tier)
-        if events:
-            self.services.publish(events)
+        result = self.services.database.transact(_run_with_space, work, args, kwargs, tier=tier)
         return result
 
     def run_in_thread(self, function: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Result:
@@ -119,7 +114,7 @@ class AsyncStores:
         self.worlds = AsyncWorldStore(services.database, services.objects, self.blobs)
         self.runs = AsyncRunStore(services.database, self.worlds, services.clock, services.consumers)
         self.effects = AsyncEffectWaiter(services.database, services.clock, services.consumers)
-        self.leases = AsyncLeaseWaiter(services.database, services.clock, services.consumers, services.publish)
+        self.leases = AsyncLeaseWaiter(services.database, services.clock, services.consumers)
         self.shared_locks = AsyncSharedLockWaiter(
             services.database, services.clock, services.consumers, services.lock_counters
         )
@@ -134,33 +129,28 @@ class AsyncStores:
             best_effort=services.best_effort,
             run_in_thread=self.run_in_thread,
         )
-        dispatcher = AsyncDispatcher(
-            services.database, services.clock, services.consumers, services.publish, services.waiting_consumers
-        )
+        dispatcher = AsyncDispatcher(services.database, services.clock, services.consumers, services.waiting_consumers)
         self.queues, self.stale_queues = (
             AsyncQueueStore(
                 database,
                 dispatcher,
                 self.blobs,
-                services.publish,
                 clock=services.clock,
                 options=services.consumers,
             )
             for database in (services.database, services.database.stale)
         )
-        self.sqs = AsyncSqsStore(services.database, services.publish, worker=services.worker)
-        self.mail = AsyncMailWaiter(services.database, services.clock, services.consumers, services.publish)
+        self.sqs = AsyncSqsStore(services.database, worker=services.worker)
+        self.mail = AsyncMailWaiter(services.database, services.clock, services.consumers)
         self.rows = AsyncRowWaiter(services.database, services.clock, services.consumers)
         self.hosting = AsyncHostingStore(services.database, services.clock, services.consumers, services.revived_runs)
         self.ingress = _ingress(services, self.blobs)
         self.backups = AsyncBackupStore(_checkpoints(services), services.objects, self.run_in_thread)
 
     async def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier, **kwargs: Any) -> Result:
-        """Run `work(tx, *args, **kwargs)` as one commit, then publish its events."""
+        """Run `work(tx, *args, **kwargs)` as one commit."""
         result: Result
-        result, events = await self.services.database.transact_async(_run_with_space, work, args, kwargs, tier=tier)
-        if events:
-            self.services.publish(events)
+        result = await self.services.database.transact_async(_run_with_space, work, args, kwargs, tier=tier)
         return result
 
     async def run_in_thread(self, function: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Result:
@@ -173,22 +163,18 @@ AnyStores: TypeAlias = Union[Stores, AsyncStores]  # noqa: UP007
 
 def _run_with_space(
     tx: Transaction, work: Callable[..., Result], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Result, list[Event]]:
-    """The result of `work`, and the events to publish once it is committed.
-
-    While the disk is nearly full, a transaction that writes must also delete something.
-    """
+) -> Result:
+    """The result of `work`. While the disk is nearly full, a transaction that writes must also delete something."""
     result = work(tx, *args, **kwargs)
     if tx.low_space and tx.writes and not tx.cleared and None not in tx.writes.values():
         raise low_space_error()
-    return result, tx.events
+    return result
 
 
 def _ingress(services: Services, blobs: AsyncBlobStore) -> Ingress:
     return Ingress(
         services.database,
         blobs,
-        services.publish,
         clock=services.clock,
         pushes_per_minute=services.pushes_per_minute,
     )

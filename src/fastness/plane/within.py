@@ -62,7 +62,7 @@ class _Within:
     def _publish_due(self, events: _Events) -> None:
         due = [event for event in events if isinstance(event, QueueDue)]
         if due:
-            self._services.publish(due)
+            self._services.database.publish(due)
 
 
 class WithinTransport(_Within):

@@ -1,6 +1,6 @@
 """Publishes events: what happened in a transaction, once it is committed.
 
-    tx.emit(event) ──► commit ──► publish ──► the subscribers of the event's class
+    tx.emit(event) ──► commit ──► database.publish ──► the subscribers of the event's class
 
 The classes of events are defined by the layers that emit them, and `plane.services` subscribes to them.
 """
@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 from fastness.kv import Event
 
-Publish = Callable[[Sequence[Event]], None]  # Called with a transaction's events once it is committed.
 AnEvent = TypeVar("AnEvent", bound=Event)
 
 _log = logging.getLogger("fastness.activity")
@@ -41,8 +40,3 @@ class Publisher:
                     subscriber(found)
                 except Exception:
                     _log.exception("the events of a commit could not be published")
-
-
-def discard(events: Sequence[Event]) -> None:
-    """Publish to no subscriber."""
-    del events

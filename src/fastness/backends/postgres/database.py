@@ -136,7 +136,10 @@ class PostgresDatabase(Database):
         del may_lose  # A commit waits for its sync, with all callers of the group.
         check_tier(tier)
         self._check_usable()
-        result: Result = self._committer.run(Job(work, args, kwargs, durable=tier is Tier.CRITICAL))
+        job = Job(work, args, kwargs, durable=tier is Tier.CRITICAL)
+        result: Result = self._committer.run(job)
+        if job.events:
+            self.publish(job.events)
         return result
 
     async def transact_async(
@@ -150,6 +153,8 @@ class PostgresDatabase(Database):
         assert job.waiter is not None
         await job.waiter
         result: Result = job.outcome()
+        if job.events:
+            self.publish(job.events)
         return result
 
     def read(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:

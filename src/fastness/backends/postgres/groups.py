@@ -171,7 +171,7 @@ def _try(job: Job, tx: Transaction, view: LockedView, session: Session) -> bool:
     job.result = job.error = None
     view.start_work()
     try:
-        job.result = run(tx, job.work, job.args, job.kwargs)
+        job.result, job.events = run(tx, job.work, job.args, job.kwargs), tx.events
         view.lock_writes(tx)
     except (Conflicted, Disconnected, KeyboardInterrupt):  # The last is for the thread that runs the group.
         raise

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from fastness.errors import InvalidArgument, QueueInUse
-from fastness.kv import Event, Transaction, pages
+from fastness.kv import Transaction, pages
 from fastness.layers.idempotency import KeyedCall, store_result, stored_result
 from fastness.layers.queues import (
     dead_letter_sources,
@@ -309,20 +309,20 @@ _decode_progress = msgspec.msgpack.Decoder(PurgeProgress).decode
 
 def purge_step(
     tx: Transaction, queue: QueueKey, progress: PurgeProgress, call: KeyedCall | None, *, leased: bool = False
-) -> tuple[PurgeProgress, list[Event]]:
-    """Purge one batch; returns the new progress, and the events to publish.
+) -> PurgeProgress:
+    """Purge one batch; returns the new progress.
 
     A repeated `call` resumes at the progress that is stored under its key.
     """
     before = None if call is None else stored_result(tx, call)
     progress = progress if before is None else _decode_progress(before)
     if progress.after is None:
-        return progress, []
+        return progress
     count, after = purge(tx, queue, after=progress.after, limit=MESSAGES_MAX, leased=leased)
     progress = PurgeProgress(progress.count + count, after)
     if call is not None:
         store_result(tx, call, progress)
-    return progress, tx.events
+    return progress
 
 
 class DeleteProgress(msgspec.Struct, frozen=True, array_like=True):
@@ -338,8 +338,8 @@ _decode_deletion = msgspec.msgpack.Decoder(DeleteProgress).decode
 
 def delete_step(
     tx: Transaction, queue: QueueKey, progress: DeleteProgress, call: KeyedCall | None, *, force: bool
-) -> tuple[DeleteProgress, list[Event]]:
-    """Delete one batch of a queue; returns the new progress, and the events to publish.
+) -> DeleteProgress:
+    """Delete one batch of a queue; returns the new progress.
 
     The first step removes the schedules, which would put messages, and the last one whatever is left: policy, counters,
     idempotency keys and ack records. An interrupted deletion leaves a valid queue with fewer messages. A repeated
@@ -351,7 +351,7 @@ def delete_step(
     before = None if call is None else stored_result(tx, call)
     progress = progress if before is None else _decode_deletion(before)
     if progress.is_done:
-        return progress, []
+        return progress
     if not force and (held := total_counters(tx, keys_of(queue)).leased) > 0:
         raise QueueInUse(
             f"Queue {queue.name} has {counted(held, 'leased message')}; wait until all are settled, or delete it with "
@@ -363,7 +363,7 @@ def delete_step(
     progress = _delete_batch(tx, queue, progress)
     if call is not None:
         store_result(tx, call, progress)
-    return progress, tx.events
+    return progress
 
 
 def _delete_batch(tx: Transaction, queue: QueueKey, progress: DeleteProgress) -> DeleteProgress:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from itertools import zip_longest
 
 from fastness.errors import FastnessError, InvalidArgument, MessageCancelled, QueueMessageLeaseMismatch
-from fastness.kv import Event, Transaction
+from fastness.kv import Transaction
 from fastness.layers.leases import check_owner
 from fastness.layers.queues import (
     by_id,
@@ -289,12 +289,11 @@ def nack(
     return message.correlation_id
 
 
-def defer_all(tx: Transaction, queue: QueueKey, messages: Sequence[StoredMessage]) -> list[Event]:
-    """Return leased messages that were never delivered, without counting a failure; returns the events to publish."""
+def defer_all(tx: Transaction, queue: QueueKey, messages: Sequence[StoredMessage]) -> None:
+    """Return leased messages that were never delivered, without counting a failure."""
     for message in messages:
         with suppress(QueueMessageLeaseMismatch):
             nack(tx, queue, MessageLease(format_id(message.id), message.lease_id, message.fence), counts=False)
-    return tx.events
 
 
 def reject(

@@ -46,7 +46,6 @@ from fastness.runtime.ingress.dedupe import Dedupe, Reservation, Stage, key_of
 from fastness.runtime.ingress.recent import RecentPushes
 from fastness.runtime.ingress.validation import IngressCounters, QueuedPush
 from fastness.runtime.ingress.writer import OnFlush, PushWriter, short_reason
-from fastness.runtime.publishing import Publish
 from fastness.runtime.rate_limits import RateLimiter
 from fastness.runtime.timers import sleep
 from fastness.tiers import Tier
@@ -77,7 +76,6 @@ class Ingress:
         self,
         database: Database,
         blobs: AsyncBlobStore,
-        publish: Publish,
         *,
         clock: Clock | None = None,
         pushes_per_minute: int = limits.PUSHES_PER_MINUTE,
@@ -99,7 +97,6 @@ class Ingress:
             database,
             self._buffer,
             self.dedupe,
-            publish=publish,
             clock=self._clock,
             counters=self.counters,
         )

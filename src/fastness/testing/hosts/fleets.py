@@ -46,12 +46,12 @@ from fastness.hosts.programs import Event, TurnContext
 from fastness.hosts.step_context import current_step
 from fastness.hosts.workflows.retry import Retry
 from fastness.hosts.workflows.run import WorkflowRun
+from fastness.kv.contract import discard
 from fastness.layers.idempotency import KeyedCall
 from fastness.names import UNIVERSE
 from fastness.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
 from fastness.plane.open import Options, open_plane
 from fastness.plane.services import Services
-from fastness.runtime.publishing import discard
 from fastness.testing.clock import START_MS
 from fastness.testing.histories import Violation
 from fastness.testing.hosts.contents import read_contents
@@ -163,7 +163,7 @@ class Fleet:
         self._is_calm = False  # The hosts are left alone, so that everything ends.
         self._loop = VirtualLoop()
         services = open_plane("memory:", Options(clock=_LoopClock(self._loop), ids=IdSource(seed))).services
-        services.publish = discard  # No threads are started.
+        services.database.publish = discard  # No threads are started.
         self._services = services
         choices, steps = random.Random(seed + 1), dict[str, str]()
         self._apps = {

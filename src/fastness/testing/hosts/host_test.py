@@ -29,11 +29,11 @@ from fastness.hosts.default_app import DEFAULT_HOST_APP
 from fastness.hosts.programs import Program
 from fastness.hosts.threads import HostOptions
 from fastness.kv import Transaction
+from fastness.kv.contract import discard
 from fastness.layers import effects, hosting, timer_firing, timers
 from fastness.names import UNIVERSE, checked_name
 from fastness.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
 from fastness.plane.open import Options, open_plane
-from fastness.runtime.publishing import discard
 from fastness.testing.clock import ManualClock
 from fastness.testing.hosts.processes import COMMITS_MAX, Boundary, CallLog, HostProcess
 from fastness.testing.hosts.virtual_loop import VirtualLoop
@@ -91,7 +91,7 @@ class AsyncHostTest:
         self.services = open_plane(url, Options(clock=self.clock, ids=ids, gc_every_seconds=None)).services
         self.services.stop_timers()
         # Events start threads that fire timers and write session logs. A test fires timers itself.
-        self.services.publish = discard  # No threads are started.
+        self.services.database.publish = discard  # No threads are started.
         self.sync_transport = EmbeddedTransport(self.services)
         self.plane = AsyncPlane(AsyncEmbeddedTransport(self.services), self.universe)
         self._processes: list[HostProcess] = []
