@@ -1,8 +1,9 @@
 """The ordered, transactional key space: its contract, keys, transactions and watches."""
 
-from fastness.kv.contract import CallerTransaction, Database, Publish, ReplayedPosition, Result, View, Work
+from fastness.kv.contract import CallerTransaction, Database, ReplayedPosition, Result, View, Work
+from fastness.kv.events import Event
 from fastness.kv.keys import Subspace, pack, pages, prefix_range, unpack
-from fastness.kv.transactions import Event, Pair, Transaction
+from fastness.kv.transactions import Pair, Transaction
 from fastness.kv.watches import OnCommit, Watch, Watches
 
 __all__ = [
@@ -10,7 +11,6 @@ __all__ = [
     "Database",
     "Event",
     "Pair",
-    "Publish",
     "ReplayedPosition",
     "Result",
     "Subspace",

@@ -21,7 +21,7 @@ What every backend guarantees, and `fastness.testing.conformance` tests:
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from fastness.errors import FastnessError, Unsupported
 from fastness.kv.contention import Contention
-from fastness.kv.transactions import Event
+from fastness.kv.events import Publish, discard
 from fastness.kv.watches import OnCommit, Watch
 from fastness.tiers import Tier
 
@@ -44,14 +44,6 @@ class ReplayedPosition(NamedTuple):
     position: str = ""
     lag_ms: int | None = None  # None: not known.
     measured_ms: int = 0
-
-
-Publish = Callable[[Sequence[Event]], None]
-
-
-def discard(events: Sequence[Event]) -> None:
-    """Publish to no subscriber."""
-    del events
 
 
 class Database(ABC):

@@ -22,10 +22,11 @@ from fastness.clock import Clock, IdSource
 from fastness.errors import Backend, Busy, Closed
 from fastness.kv import fence_floor
 from fastness.kv.contract import Database, Result, View, Work
+from fastness.kv.events import Event
 from fastness.kv.execution import check_tier, nested_transaction_error, run
 from fastness.kv.fork_safety import invalidate_in_children
 from fastness.kv.keys import pages
-from fastness.kv.transactions import Event, Transaction
+from fastness.kv.transactions import Transaction
 from fastness.kv.watches import OnCommit, Watch, Watches
 from fastness.threads import run_in_thread
 from fastness.tiers import Tier

@@ -12,8 +12,6 @@ A backend commits by first deleting the cleared ranges, then applying the writes
 import uuid
 from typing import TYPE_CHECKING, NoReturn, cast
 
-import msgspec
-
 from fastness.clock import Clock, IdSource
 from fastness.errors import (
     InvalidArgument,
@@ -25,6 +23,7 @@ from fastness.errors import (
     TransactionTooLarge,
     ValueTooLarge,
 )
+from fastness.kv.events import Event
 from fastness.limits import KEY_BYTES_MAX, SCAN_ITEMS_MAX, TRANSACTION_BYTES_MAX, VALUE_BYTES_MAX, WRITE_COST_BYTES
 
 if TYPE_CHECKING:
@@ -33,13 +32,6 @@ if TYPE_CHECKING:
     from fastness.kv.contract import CallerUsage, LockingView, View
 
 Pair = tuple[bytes, bytes]
-
-
-class Event(msgspec.Struct, frozen=True, gc=False):
-    """What happened in a transaction. A layer defines the classes of its events; `runtime.publishing` has subscribers.
-
-    The garbage collector does not visit events, of which many wait to be logged; so they must not be part of a cycle.
-    """
 
 
 class Transaction:

@@ -46,7 +46,7 @@ from fastness.hosts.programs import Event, TurnContext
 from fastness.hosts.step_context import current_step
 from fastness.hosts.workflows.retry import Retry
 from fastness.hosts.workflows.run import WorkflowRun
-from fastness.kv.contract import discard
+from fastness.kv.events import discard
 from fastness.layers.idempotency import KeyedCall
 from fastness.names import UNIVERSE
 from fastness.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport

@@ -29,7 +29,7 @@ from fastness.hosts.default_app import DEFAULT_HOST_APP
 from fastness.hosts.programs import Program
 from fastness.hosts.threads import HostOptions
 from fastness.kv import Transaction
-from fastness.kv.contract import discard
+from fastness.kv.events import discard
 from fastness.layers import effects, hosting, timer_firing, timers
 from fastness.names import UNIVERSE, checked_name
 from fastness.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
