@@ -1,7 +1,7 @@
 """Entity writes by durability tier: durable fields are committed, BEST_EFFORT fields go to the session log."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cbor2
 
@@ -117,10 +117,10 @@ def put(tx: Transaction, part: TieredWrite, policy: TierPolicy, *, expected_vers
     return entities.put(tx, part.key, part.durable, expected_version=expected_version, tier=tier)
 
 
-def best_effort_record(part: TieredWrite) -> dict[str, Any]:
+def best_effort_record(part: TieredWrite) -> dict[str, object]:
     """The session log record of a write's BEST_EFFORT fields."""
     fields = {field: cbor2.loads(value) for field, value in part.best_effort.items()}
-    record = {"kind": part.key.kind, "id": part.key.id, "fields": fields}
+    record: dict[str, object] = {"kind": part.key.kind, "id": part.key.id, "fields": fields}
     return record if not part.best_effort_removed else record | {"removed": list(part.best_effort_removed)}
 
 

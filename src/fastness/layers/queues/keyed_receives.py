@@ -117,12 +117,12 @@ def _still_leased(tx: Transaction, queue: QueueKey, call: KeyedCall, keyed: _Key
     return leased
 
 
-def release_undelivered(tx: Transaction, queue: QueueKey, leased: Leased, call: KeyedCall) -> None:
-    """`defer_all` messages whose consumer disconnected, and forget its call.
+def release_undelivered(tx: Transaction, queue: QueueKey, leased: Leased, call: KeyedCall | None) -> None:
+    """`defer_all` messages whose consumer disconnected, and forget its call, if it has a key.
 
     Does nothing if the consumer repeated the call on another connection, because it has the messages then.
     """
-    if not leased.repeated and abandon_receive(tx, call):
+    if call is None or (not leased.repeated and abandon_receive(tx, call)):
         defer_all(tx, queue, leased.messages)
 
 

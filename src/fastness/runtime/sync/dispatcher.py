@@ -226,12 +226,12 @@ class Dispatcher:
     def release_undelivered(self, queue: QueueKey, leased: Leased, call: KeyedCall | None) -> None:
         """Release messages that were leased and could not be delivered, without counting an attempt."""
         if leased.leases:
-            self._database.transact(*_release_work(queue, leased, call))
+            self._database.transact(queues.release_undelivered, queue, leased, call)
 
     def _release_cancelled(self, queue: QueueKey, call: KeyedCall | None, leased: Leased) -> None:
         """Release messages whose consumer was cancelled before it received them, without counting an attempt."""
         if leased.leases:
-            self._database.transact(*_release_work(queue, leased, call))
+            self._database.transact(queues.release_undelivered, queue, leased, call)
 
 
 def _lease_and_leave_line(
@@ -242,10 +242,3 @@ def _lease_and_leave_line(
     if leased.leases and leased.more:  # Otherwise it would find nothing, and delay the sync of this delivery.
         leave_line()
     return leased
-
-
-def _release_work(queue: QueueKey, leased: Leased, call: KeyedCall | None) -> tuple[Any, ...]:
-    """The transaction function that releases a delivery, and its arguments."""
-    if call is None:
-        return queues.defer_all, queue, leased.messages
-    return queues.release_undelivered, queue, leased, call
