@@ -138,7 +138,7 @@ async def through_ingress(database: Database, *, synced: bool) -> Result:
 
 
 def ingress_on(database: Database) -> Ingress:
-    return Ingress(database, AsyncBlobStore(database, None), lambda _: None, pushes_per_minute=0)
+    return Ingress(database, AsyncBlobStore(database, None), pushes_per_minute=0)
 
 
 async def measure(push: Push, finish: Callable[[], Awaitable[None]]) -> Result:

@@ -48,7 +48,6 @@ from fastness.runtime.maintenance.encryption import Encryption
 from fastness.runtime.maintenance.migrations import Migrator
 from fastness.runtime.maintenance.sweeper import Sweeper
 from fastness.runtime.maintenance.timer_loop import TimerLoop
-from fastness.runtime.publishing import discard
 from fastness.server.encryption_metrics import EncryptionMetrics
 from fastness.testing.clock import ManualClock
 from fastness.wire.inboxes import DomainEvent, Effect, Timer
@@ -877,8 +876,8 @@ def test_a_universe_that_cannot_be_decrypted_does_not_stop_the_maintenance_of_ot
         cipher = cipher_of(database)
         assert cipher is not None
         options, shared = ConsumerOptions(), site.is_postgres
-        sweeper = Sweeper(database, options, discard, shared=shared)
-        loop = TimerLoop(database, options, discard, shared=shared)
+        sweeper = Sweeper(database, options, shared=shared)
+        loop = TimerLoop(database, options, shared=shared)
         try:
             eventually(lambda: database.read(queues.due_in, due["main"]) > 0)
             eventually(lambda: database.read(inboxes.read, places[1], after=None, limit=10))

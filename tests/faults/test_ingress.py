@@ -54,7 +54,6 @@ def ingress_on(database: Database) -> Ingress:
     return Ingress(
         database,
         AsyncBlobStore(database, open_objects("memory:")),
-        lambda _: None,
         pushes_per_minute=0,
     )
 

@@ -144,7 +144,7 @@ class Searches(RuleBasedStateMachine):
         ids, before = self.chosen(data, source), self.known()
         queue = self.queues[source]
         leases, _ = self.database.read(queues.search_leases, queue, ids, after=b"")
-        refusals, _ = self.database.transact(queues.cancel_many, queue, ids, leases=leases)
+        refusals = self.database.transact(queues.cancel_many, queue, ids, leases=leases)
         for id, refusal in zip(ids, refusals, strict=True):
             known = before.get(id)
             is_open = known is not None and known.state not in ("dead", "done")

@@ -901,7 +901,7 @@ def purge(database: Database, queue: QueueKey, limit: int = 256, *, leased: bool
 def delete(database: Database, queue: QueueKey, *, force: bool) -> int:
     progress = queues.DeleteProgress()
     while not progress.is_done:
-        progress, _ = database.transact(queues.delete_step, queue, progress, None, force=force)
+        progress = database.transact(queues.delete_step, queue, progress, None, force=force)
     assert database.read(lambda tx: tx.scan(*Subspace("u", queue.universe, "q", queue.name).range(), limit=1)) == []
     return progress.count
 

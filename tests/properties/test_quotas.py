@@ -73,7 +73,7 @@ def run_history(plane: Plane, steps: list[tuple[str, int, str]]) -> None:
         assert messages <= found.messages.used
         assert size_bytes <= found.bytes.used
         assert messages <= MESSAGES
-        assert database.quotas is quotas
+        assert database.usage is quotas
 
 
 def new(kind: str, numbers: "count[int]") -> NewMessage:

@@ -225,7 +225,7 @@ def sample(populated: PopulatedPlane, kind: type[Request[Any]]) -> Request[Any]:
 
 @pytest.fixture
 def populated(monkeypatch: pytest.MonkeyPatch) -> Iterator[PopulatedPlane]:
-    monkeypatch.setattr(Services, "_note_sqs_work", lambda _: None)
+    monkeypatch.setattr(Services, "_note_sqs_work", lambda *_: None)
     clock = ManualClock()
     plane = PopulatedPlane(MemoryDatabase(clock=clock), clock)
     yield plane

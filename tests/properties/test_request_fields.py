@@ -147,7 +147,7 @@ def recording(structs: set[type[msgspec.Struct]]) -> Iterator[Reads]:
 
 @pytest.fixture
 def populated(monkeypatch: pytest.MonkeyPatch) -> Iterator[PopulatedPlane]:
-    monkeypatch.setattr(Services, "_note_sqs_work", lambda _: None)
+    monkeypatch.setattr(Services, "_note_sqs_work", lambda *_: None)
     clock = ManualClock()
     plane = PopulatedPlane(MemoryDatabase(clock=clock), clock)
     yield plane

@@ -10,13 +10,17 @@ import fastness
 from fastness.backends.memory import MemoryDatabase
 from fastness.errors import CasMismatch, InvalidArgument, Unreachable
 from fastness.handles.plane import AsyncPlane
-from fastness.kv import Transaction
+from fastness.kv import Event, Transaction
 from fastness.kv.batch import run_batch, run_isolated
 from fastness.plane.embedded import AsyncEmbeddedTransport
 from fastness.plane.executor import Batcher, Work
 from fastness.plane.handlers import Handler
 from fastness.plane.services import Services
 from fastness.testing.faults import FaultyDatabase
+
+
+class Wrote(Event, frozen=True, gc=False):
+    number: int
 
 
 class Slow(MemoryDatabase):
@@ -44,7 +48,7 @@ def work(run: Any, request: Any) -> Work:
 
 async def test_calls_of_one_tick_share_a_transaction() -> None:
     with Slow() as database:
-        gathering: Any = Batcher(database, lambda events: None)
+        gathering: Any = Batcher(database)
         outcomes = await asyncio.gather(
             *(gathering.call(work(put, number)) for number in range(50)), return_exceptions=True
         )
@@ -58,21 +62,22 @@ async def test_calls_of_one_tick_share_a_transaction() -> None:
 
 async def test_the_events_of_a_cancelled_caller_are_published() -> None:
     """A timer that such a call has set would not fire otherwise."""
-    published: list[tuple[Any, ...]] = []
+    published: list[Event] = []
 
     def emit(tx: Transaction, number: int) -> None:
         put(tx, number)
-        tx.emit("noted", number)
+        tx.emit(Wrote(number))
 
     with Slow() as database:
-        gathering: Any = Batcher(database, published.extend)
+        database.publish = published.extend
+        gathering: Any = Batcher(database)
         caller = asyncio.create_task(gathering.call(work(emit, 1)))
         while not database.commits:
             await asyncio.sleep(0)
         caller.cancel()
         with pytest.raises(asyncio.CancelledError):
             await caller
-        assert published == [("noted", 1)]
+        assert published == [Wrote(1)]
 
 
 def test_an_unexpected_error_ends_a_batch_unless_it_is_caught() -> None:
@@ -89,7 +94,7 @@ def test_an_unexpected_error_ends_a_batch_unless_it_is_caught() -> None:
 
 async def test_a_single_call_does_not_wait() -> None:
     with Slow() as database:
-        gathering: Any = Batcher(database, lambda events: None)
+        gathering: Any = Batcher(database)
         for number in (0, 1, 2):
             assert await gathering.call(work(put, number)) == number
         assert database.commits == 3
@@ -133,7 +138,7 @@ async def test_a_failed_commit_raises_for_every_call_of_its_batch() -> None:
 
 async def test_a_cancelled_caller_does_not_affect_the_others() -> None:
     with Slow() as database:
-        gathering: Any = Batcher(database, lambda events: None)
+        gathering: Any = Batcher(database)
         tasks = [asyncio.create_task(gathering.call(work(put, number))) for number in range(3)]
         await asyncio.sleep(0)
         tasks[1].cancel()
@@ -145,7 +150,7 @@ async def test_a_cancelled_caller_does_not_affect_the_others() -> None:
 async def test_a_large_batch_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastness.kv.batch.BATCH_WRITE_BYTES_MAX", 1_000)
     with Slow() as database:
-        gathering: Any = Batcher(database, lambda events: None)
+        gathering: Any = Batcher(database)
         numbers = [number for number in range(60) if number % 7 != 3]
         assert await asyncio.gather(*(gathering.call(work(put, number)) for number in numbers)) == numbers
         assert database.commits > 3
@@ -160,7 +165,7 @@ def test_a_function_that_raises_after_a_write_leaves_nothing(emits: bool) -> Non
         runs.append(number)
         tx.put(b"%d" % number, b"new")
         if emits:
-            tx.emit("wrote", number)
+            tx.emit(Wrote(number))
         if number == 2:
             raise InvalidArgument("not this one")
         return number
@@ -170,7 +175,7 @@ def test_a_function_that_raises_after_a_write_leaves_nothing(emits: bool) -> Non
         works = [(work, number) for number in (1, 2, 3)]
         outcomes, events = database.transact(lambda tx: (run_batch(tx, works), tx.events))
         assert [type(outcome) for outcome in outcomes] == [int, InvalidArgument, int]
-        assert events == ([("wrote", 1), ("wrote", 3)] if emits else [])
+        assert events == ([Wrote(1), Wrote(3)] if emits else [])
         assert [key for key, _ in database.read(lambda tx: tx.scan(b"0", b"z", limit=9))] == [b"1", b"3"]
         assert runs == [1, 2, 1, 2, 3]
 

@@ -1,5 +1,6 @@
 """Events are written to session logs; an error there does not fail the operation that caused the event."""
 
+import asyncio
 import logging
 import threading
 from collections.abc import Iterator
@@ -10,6 +11,9 @@ import fastness
 from fastness import limits
 from fastness.errors import InvalidArgument, LeaseHeld
 from fastness.handles.sync.plane import Plane
+from fastness.kv import Database, Event, Transaction
+from fastness.layers.leases import LeaseEvent
+from fastness.layers.queues import MessageEvent, QueueKey
 from fastness.runtime.activity import events
 
 BODIES = [b"x"] * 64
@@ -66,10 +70,37 @@ def test_an_atomic_commit_succeeds_when_best_effort_fields_cannot_be_logged(
     assert "missing from its session log" in caplog.text
 
 
+class Counted(Event, frozen=True, gc=False):
+    number: int
+
+
+def test_only_what_is_committed_is_published(database: Database) -> None:
+    published: list[Event] = []
+    database.publish = published.extend
+
+    def count(tx: Transaction, number: int) -> None:
+        tx.put(b"n", b"%d" % number)
+        tx.emit(Counted(number))
+        tx.emit(Counted(number + 1))
+        if number == 3:
+            raise InvalidArgument("not this one")
+
+    database.transact(count, 1)
+    with pytest.raises(InvalidArgument):
+        database.transact(count, 3)
+    asyncio.run(database.transact_async(count, 5))
+    assert published == [Counted(1), Counted(2), Counted(5), Counted(6)]
+
+
 def test_a_malformed_event_does_not_affect_others(caplog: pytest.LogCaptureFixture) -> None:
     with fastness.open("memory:") as plane:
         event_logger = plane._transport.services.events  # type: ignore[attr-defined]
-        event_logger.add([("put", ("main", "jobs"), b"x" * 16), ("put",), (None, ("main", "jobs"), "id", "ada", 0)])
+        event_logger.add(
+            [
+                MessageEvent("put", QueueKey("main", "jobs"), None, "", 0, 0, None),  # type: ignore[arg-type]
+                LeaseEvent("gone", None, "ada", 0, 0),  # type: ignore[arg-type]
+            ]
+        )
         plane.queue("jobs").put_many(BODIES)
         assert events_of(plane) == len(BODIES)
     assert "a malformed event was dropped" in caplog.text

@@ -572,7 +572,7 @@ def test_an_interrupted_redrive_resumes_and_respects_its_limit(transport: Embedd
     so_far = RedriveProgress()
     for _ in range(parts_done):  # The connection breaks here.
         options: dict[str, Any] = {"ids": None, "limit": request.limit}
-        so_far, _ = transport.services.database.transact(queues.redrive_step, QUEUE, so_far, call, **options)
+        so_far = transport.services.database.transact(queues.redrive_step, QUEUE, so_far, call, **options)
     assert send(transport, request, "r") == Moved(MESSAGES_MAX + 10)
     assert send(transport, request, "r") == Moved(MESSAGES_MAX + 10)
     stats = transport.call(GetQueueStats("jobs"))
@@ -583,7 +583,7 @@ def test_an_interrupted_purge_resumes(transport: EmbeddedTransport) -> None:
     for _ in range(3):
         transport.call(PutMessages("jobs", [NewMessage(b"x") for _ in range(100)]))
     call = keyed_call_of(transport, PurgeQueue("jobs"), "p", again=False)
-    so_far, _ = transport.services.database.transact(queues.purge_step, QUEUE, PurgeProgress(), call)
+    so_far = transport.services.database.transact(queues.purge_step, QUEUE, PurgeProgress(), call)
     assert so_far.count == MESSAGES_MAX
     assert send(transport, PurgeQueue("jobs"), "p") == Moved(300)
     put(transport, b"later")

@@ -26,9 +26,10 @@ from fastness.errors import (
     SenderBlocked,
     Unreachable,
 )
-from fastness.kv import Database
+from fastness.kv import Database, Event
 from fastness.layers import agents, dedupe, inboxes, mailboxes, worlds
 from fastness.layers.mailboxes import Address
+from fastness.layers.mailboxes.keys import MailEvent
 from fastness.limits import INGRESS_QUEUE_MAX, PUSH_PEERS_MAX
 from fastness.runtime.blobs import AsyncBlobStore
 from fastness.runtime.ingress.ingress import Ingress
@@ -78,22 +79,26 @@ class Bench:
         self.gate = Gate()
         self.inner = MemoryDatabase(clock=clock)
         self.database = FaultyDatabase(self.inner, self.gate)
-        self.events: list[Any] = []
+        self.events: list[Event] = []
         self.flushes: list[int] = []
         self.objects: Any = open_objects("memory:")
         self.per_minute = per_minute
         self.ingress = self.new_ingress()
 
     def new_ingress(self) -> Ingress:
+        self.inner.publish = self.events.extend
         ingress = Ingress(
             self.database,
             AsyncBlobStore(self.database, self.objects),
-            self.events.extend,
             clock=self.clock,
             pushes_per_minute=self.per_minute,
         )
         ingress.on_flush(lambda pushes, _: self.flushes.append(pushes))
         return ingress
+
+    @property
+    def mail(self) -> list[MailEvent]:
+        return [event for event in self.events if isinstance(event, MailEvent)]
 
     async def push(self, key: str = "k", *, sender: Address = ADA, to: Address = BOB, **fields: Any) -> Pushed:
         async with asyncio.timeout(SECONDS_MAX):  # A push that waits forever fails the test.
@@ -182,7 +187,8 @@ async def test_the_recipient_finds_the_push_in_a_mail_of_its_sender(bench: Bench
         session_id="s",
         reply_to="k-0",
     )
-    assert ("mail.stored", BOB, pushed.id, "ada@main") in [event[:4] for event in bench.events]
+    [event] = bench.mail
+    assert (event.event, event.to, event.id, event.sender) == ("stored", BOB, pushed.id, "ada@main")
 
 
 async def test_256_pushes_are_stored_as_one_batch_without_waiting_200_ms(bench: Bench) -> None:
@@ -404,7 +410,7 @@ async def test_a_full_mailbox_does_not_fail_the_batch(bench: Bench) -> None:
     await bench.flush()
     assert (bench.count(), bench.count(EVE)) == (1, 1)
     assert bench.ingress.counters.lost == {"queue_full": 2}
-    assert ("mail.rejected", BOB) in [event[:2] for event in bench.events]
+    assert ("rejected", BOB) in [(each.event, each.to) for each in bench.mail]
 
 
 async def test_a_recently_full_mailbox_rejects_pushes_immediately(bench: Bench) -> None:
@@ -815,7 +821,7 @@ async def test_concurrent_first_pushes_start_the_ingress_once(bench: Bench) -> N
 async def test_every_backend_stores_pushes_and_remembers_their_keys(database: Database) -> None:
     def ingress_on_it() -> Ingress:
         blobs = AsyncBlobStore(database, open_objects("memory:"))
-        return Ingress(database, blobs, lambda _: None, pushes_per_minute=0)
+        return Ingress(database, blobs, pushes_per_minute=0)
 
     first = ingress_on_it()
     async with asyncio.timeout(SECONDS_MAX):

@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
@@ -18,9 +18,10 @@ from fastness.backends.memory import MemoryDatabase
 from fastness.backends.postgres import PostgresDatabase
 from fastness.clock import SystemClock
 from fastness.errors import Closed, Unreachable
-from fastness.kv import Transaction
+from fastness.kv import Event, Transaction
 from fastness.layers import mailboxes
 from fastness.layers.mailboxes import Address, expiry
+from fastness.layers.mailboxes.keys import MailEvent
 from fastness.runtime.maintenance import mail_sweeper
 from fastness.runtime.maintenance.mail_sweeper import MailSweeper
 from fastness.testing.clock import ManualClock
@@ -67,7 +68,7 @@ class WatchedDatabase(MemoryDatabase):
         self.errors: dict[str, Exception] = {}
 
     def transact(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        if work is mail_sweeper._sweep:
+        if work is mailboxes.sweep:
             universe, _ = args
             self.sweeps[universe] += 1
             if universe in self.errors:
@@ -81,15 +82,16 @@ class Day:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock = ManualClock()
         self.rest = Rest()
-        self.published: list[tuple[Any, ...]] = []
+        self.published: list[Event] = []
         self.database = WatchedDatabase(self.clock)
+        self.database.publish = self.published.extend
         self.sweeper: MailSweeper | None = None
         threads = SimpleNamespace(Event=lambda: self.rest, Thread=threading.Thread)
         monkeypatch.setattr(mail_sweeper, "threading", threads)
 
     def start(self, *, shared: bool = False) -> float:
         """Start the sweeper; its pause after the first sweep."""
-        self.sweeper = MailSweeper(self.database, self.published.extend, shared=shared)
+        self.sweeper = MailSweeper(self.database, shared=shared)
         return self.rest.pauses.get(timeout=DEADLINE_SECONDS)
 
     def advance(self, milliseconds: int) -> float:
@@ -132,7 +134,8 @@ def test_expired_mail_is_removed_every_five_minutes_without_readers(day: Day) ->
     assert day.count() == 1
     day.advance(TTL_MS)
     assert day.count() == 0
-    assert [event[0] for event in day.published] == ["mail.expired"] * 4
+    mails = [event.event for event in day.published if isinstance(event, MailEvent)]
+    assert mails.count("expired") == 4
 
 
 def test_mail_that_expired_before_the_start_is_removed_immediately(day: Day) -> None:
@@ -240,11 +243,11 @@ def test_stop_interrupts_the_pause_and_takes_effect_between_transactions(
     assert day.sweeper is not None
     sweeper, entered, leave = day.sweeper, threading.Event(), threading.Event()
 
-    def published(events: Sequence[tuple[Any, ...]]) -> None:
+    def committed(keys: object, ranges: object) -> None:
         entered.set()
         assert leave.wait(DEADLINE_SECONDS)
 
-    sweeper._publish = published
+    day.database.subscribe(committed)
     day.database.sweeps.clear()
     day.clock.advance_ms(TTL_MS + 300_000)
     day.rest.end()

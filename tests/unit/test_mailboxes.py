@@ -11,12 +11,12 @@ from fastness.errors import (
     MailboxFull,
     MailboxTaken,
 )
-from fastness.kv import Database, Transaction
+from fastness.kv import Database, Event, Transaction
 from fastness.kv.batch import run_batch
 from fastness.layers import mailboxes
 from fastness.layers.mailboxes import Address
 from fastness.layers.mailboxes import keys as mailbox_keys
-from fastness.mail_defaults import MailDefaults
+from fastness.layers.mailboxes.keys import MailEvent
 from fastness.testing.clock import START_MS, ManualClock
 from fastness.wire.mail import Envelope, MailPolicy, NewMail
 from tests.support.failures import Failures
@@ -292,7 +292,7 @@ def test_expired_mail_after_longer_lived_mail_frees_space(database: Database, cl
 
 def test_defaults_of_the_process_apply_until_the_universe_has_a_policy(database: Database, clock: ManualClock) -> None:
     """In a transaction of its own, in a group of functions that fail independently, and in reads."""
-    database.mail_defaults = MailDefaults(pending_max=2, ttl_seconds=60.0)
+    database.defaults = {MailPolicy: MailPolicy(pending_max=2, ttl_seconds=60.0)}
     send(database)
 
     def send_two(tx: Transaction) -> list[Any]:
@@ -463,8 +463,8 @@ def test_the_id_of_expired_mail_can_be_reused(database: Database, clock: ManualC
 # Events for the activity log.
 
 
-def events(database: Database, work: Callable[..., Any], *args: Any, **options: Any) -> list[tuple[Any, ...]]:
-    def noting(tx: Transaction) -> list[tuple[Any, ...]]:
+def events(database: Database, work: Callable[..., Any], *args: Any, **options: Any) -> list[Event]:
+    def noting(tx: Transaction) -> list[Event]:
         work(tx, *args, **options)
         return tx.events
 
@@ -473,16 +473,20 @@ def events(database: Database, work: Callable[..., Any], *args: Any, **options: 
 
 def test_every_change_of_a_mail_emits_an_event(database: Database, clock: ManualClock) -> None:
     new = NewMail(str(BOB), b"x", "x")
-    assert events(database, mailboxes.send, ADA, BOB, new) == [("mail.stored", BOB, "x", "ada@main", START_MS)]
+    assert events(database, mailboxes.send, ADA, BOB, new) == [MailEvent("stored", BOB, "x", "ada@main", START_MS)]
     assert events(database, mailboxes.send, ADA, BOB, new) == []
     read = {"after": -1, "limit": 10}
-    assert events(database, mailboxes.deliver, BOB, **read) == [("mail.delivered", BOB, "x", "ada@main", START_MS)]
+    assert events(database, mailboxes.deliver, BOB, **read) == [MailEvent("delivered", BOB, "x", "ada@main", START_MS)]
     assert events(database, mailboxes.deliver, BOB, **read) == []
-    assert events(database, mailboxes.confirm, BOB, ["x", "y"]) == [("mail.confirmed", BOB, "x", "ada@main", START_MS)]
+    assert events(database, mailboxes.confirm, BOB, ["x", "y"]) == [
+        MailEvent("confirmed", BOB, "x", "ada@main", START_MS)
+    ]
     send(database, id="y")
     clock.advance_ms(TTL_MS + SLOT_MS)
     due = database.read(mailboxes.due_entries, "main")
-    assert events(database, mailboxes.sweep, "main", due) == [("mail.expired", BOB, "y", "ada@main", clock.now_ms())]
+    assert events(database, mailboxes.sweep, "main", due) == [
+        MailEvent("expired", BOB, "y", "ada@main", clock.now_ms())
+    ]
 
 
 def test_mail_in_a_slot_that_was_already_swept_is_swept_too(database: Database, clock: ManualClock) -> None:

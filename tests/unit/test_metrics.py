@@ -118,7 +118,7 @@ async def test_calls_of_a_batch_are_counted_singly(server: Server) -> None:
 
 async def test_answers_do_not_wait_for_counting_and_publishing(server: Server) -> None:
     published: list[Any] = []
-    server.transport.services.publish = published.extend  # type: ignore[method-assign, assignment]
+    server.transport.services.database.publish = published.extend
     await server.measured.call_all([Call(0, PUT)])
     assert (server.metrics.requests["queues.put", "ok"], len(published)) == (0, 0)
     await asyncio.sleep(0)

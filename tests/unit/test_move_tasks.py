@@ -18,6 +18,7 @@ from fastness.errors import (
 from fastness.kv import Database, Transaction
 from fastness.layers import move_tasks, queues, sqs, sqs_work
 from fastness.layers.queues import QueueKey
+from fastness.layers.sqs_work import SqsWorkAdded
 from fastness.plane import open_plane
 from fastness.plane.embedded import EmbeddedTransport
 from fastness.plane.open import Options
@@ -397,7 +398,7 @@ def test_two_nodes_move_each_message_once(postgres_url: str) -> None:
         put_all(planes[0], 400)
         planes[1].call(StartMoveTask(source="dead", destination="else"))
         for plane in planes:
-            plane.services._note_sqs_work()  # Both work on it.
+            plane.services.database.publish([SqsWorkAdded()])  # Both work on it.
         eventually(lambda: moved(planes[0]).status == "COMPLETED")
         assert (moved(planes[0]).moved, count(planes[0], "dead"), count(planes[1], "else")) == (400, 0, 400)
     finally:

@@ -29,7 +29,6 @@ from fastness.runtime.maintenance.heartbeat import Heartbeat, NodeDescription
 from fastness.runtime.maintenance.mail_sweeper import MailSweeper
 from fastness.runtime.maintenance.space_loop import SpaceLoop
 from fastness.runtime.maintenance.space_options import SpaceOptions
-from fastness.runtime.publishing import discard
 from fastness.testing.clock import ManualClock
 from fastness.wire.mail import NewMail
 
@@ -291,7 +290,7 @@ def space(database: Database, duty: Duty) -> tuple[SpaceLoop, Callable[[], bool]
 
 
 def mail(database: Database, duty: Duty) -> tuple[MailSweeper, Callable[[], bool]]:
-    sweeper = MailSweeper(database, discard, shared=True, duty=duty)
+    sweeper = MailSweeper(database, shared=True, duty=duty)
     return sweeper, lambda: database.read(mailboxes.summary, BOB).box.count == 0
 
 

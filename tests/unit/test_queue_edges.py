@@ -415,10 +415,10 @@ def test_only_dead_letters_that_are_still_ready_are_dropped(database: Database) 
     lease(database, queue=DEAD)
 
     def drop_the_leased_one(tx: Transaction) -> tuple[int, bool]:
-        return dead_letters.drop(tx, DEAD, letters[:1])[0], tx.has_writes
+        return dead_letters.drop(tx, DEAD, letters[:1]), tx.has_writes
 
     assert database.transact(drop_the_leased_one) == (0, False)
-    count, _ = database.transact(dead_letters.drop, DEAD, letters)
+    count = database.transact(dead_letters.drop, DEAD, letters)
     assert (count, counts(database)) == (1, {"dead": 1})
 
 
@@ -435,10 +435,10 @@ def test_a_deletion_removes_messages_that_are_put_meanwhile(database: Database) 
     put(database, b"1")
     progress = DeleteProgress()
     while progress.after is not None:
-        progress, _ = database.transact(queues.delete_step, JOBS, progress, None, force=False)
+        progress = database.transact(queues.delete_step, JOBS, progress, None, force=False)
     put(database, b"2")
     while not progress.is_done:
-        progress, _ = database.transact(queues.delete_step, JOBS, progress, None, force=False)
+        progress = database.transact(queues.delete_step, JOBS, progress, None, force=False)
     assert progress.count == 2
     assert not has_any(database, KEYS.prefix)
 

@@ -282,7 +282,7 @@ def test_a_purge_of_leased_messages_opens_their_group(batches: Database) -> None
     lease(batches, 2)
     progress = queues.PurgeProgress()
     while progress.after is not None:
-        progress, _ = batches.transact(queues.purge_step, JOBS, progress, None, leased=True)
+        progress = batches.transact(queues.purge_step, JOBS, progress, None, leased=True)
     assert progress.count == 3
     put(batches, b"4", group="a")
     assert payloads(lease(batches, 10)) == [b"4"]

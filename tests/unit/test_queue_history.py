@@ -119,7 +119,7 @@ def test_the_history_ends_with_its_policy_and_with_the_queue(
     assert brief(database) == [("put", 0)]
     progress = queues.DeleteProgress()
     while not progress.is_done:
-        progress, _ = database.transact(queues.delete_step, JOBS, progress, None, force=True)
+        progress = database.transact(queues.delete_step, JOBS, progress, None, force=True)
     assert history_keys(database) == 0
 
 

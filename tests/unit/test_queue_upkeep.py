@@ -9,6 +9,7 @@ from fastness.backends.postgres import PostgresDatabase
 from fastness.clock import IdSource
 from fastness.kv import Database, Transaction
 from fastness.layers import queues
+from fastness.layers.queues import QueueDue
 from fastness.layers.queues.counters import QueueCounters, load_counters, total_counters
 from fastness.limits import COUNTERS_FOLDED_MAX, COUNTERS_UNFOLDED_MAX, EXPIRED_KEYS_BATCH_MAX
 from fastness.testing.clock import ManualClock
@@ -170,7 +171,7 @@ def test_the_sweeper_is_told_of_due_times_after_another_process_has_processed_ea
 
     def due_times(tx: Transaction, work: Callable[..., object], *args: object, **options: object) -> list[int]:
         work(tx, JOBS, *args, **options)
-        return [event[2] for event in tx.events if event[0] == queues.DUE]
+        return [event.in_ms for event in tx.events if isinstance(event, QueueDue)]
 
     put(two, b"a")
     assert one.transact(due_times, queues.lease, owner="ada", visibility_ms=1_000) == [1_000]

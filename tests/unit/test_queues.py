@@ -633,7 +633,7 @@ def delete(database: Database, queue: QueueKey = JOBS, *, force: bool = False, s
     """Delete a queue, or stop after some steps."""
     progress = queues.DeleteProgress()
     while not progress.is_done and steps:
-        progress, _ = database.transact(queues.delete_step, queue, progress, None, force=force)
+        progress = database.transact(queues.delete_step, queue, progress, None, force=force)
         steps -= 1
     return progress.count
 
@@ -1112,7 +1112,7 @@ def test_a_call_that_waits_acknowledges_once(database: Database, clock: ManualCl
     put(database, b"a", b"b")
     acks, call = [packed_ack(lease_packed(database, 2))], call_named(b"call")
     for _ in range(2):
-        refused, _ = database.transact(queues.ack_keyed, JOBS, call=call, acks=acks)
+        refused = database.transact(queues.ack_keyed, JOBS, call=call, acks=acks)
         assert refused == []
         assert database.transact(queues.stored_lease, JOBS, call=call, with_state=False) is None
         clock.advance_ms(400_000)

@@ -189,12 +189,12 @@ def test_a_universe_without_a_quota_pays_nothing(url: str, monkeypatch: pytest.M
         return reads
 
     with fastness.open(url, universe="free") as plane:
-        assert plane._transport.services.database.quotas is None  # type: ignore[attr-defined]
+        assert plane._transport.services.database.usage is None  # type: ignore[attr-defined]
         before = reads_of_a_put(plane)
         plane.quotas.set("shop", Quota(messages=10, bytes=1_000_000, rate_per_second=1.0))
         assert reads_of_a_put(plane) == before
         plane.quotas.clear("shop")
-        assert plane._transport.services.database.quotas is None  # type: ignore[attr-defined]
+        assert plane._transport.services.database.usage is None  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("quota", [Quota(messages=-1), Quota(bytes=QUOTA_COUNT_MAX + 1), Quota(rate_per_second=0.0)])

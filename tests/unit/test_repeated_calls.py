@@ -68,7 +68,7 @@ def test_every_operation_is_tested() -> None:
 @pytest.fixture(autouse=True)
 def no_move_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no loop move messages between two looks at the data."""
-    monkeypatch.setattr(Services, "_note_sqs_work", lambda _: None)
+    monkeypatch.setattr(Services, "_note_sqs_work", lambda *_: None)
 
 
 @contextmanager

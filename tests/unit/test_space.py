@@ -28,11 +28,11 @@ from fastness.errors import (
     WorldNotActive,
     WorldNotFound,
 )
-from fastness.kv import Subspace, Transaction
+from fastness.kv import Event, Subspace, Transaction
 from fastness.layers import blobs, inboxes, journals, queues, snapshots, states, worlds
 from fastness.layers.blobs import Blob
 from fastness.layers.idempotency import keyed_call, store_result
-from fastness.layers.queues import QueueKey
+from fastness.layers.queues import MessageEvent, QueueKey
 from fastness.layers.snapshots import SnapshotRecord
 from fastness.layers.worlds import World
 from fastness.limits import (
@@ -573,11 +573,12 @@ def test_the_oldest_dead_letters_are_deleted_by_bytes(plane: Plane, clock: Manua
     make_dead_letters(plane, "jobs", clock)
     make_dead_letters(plane, "named", clock)
     plane.queue("failed").put("not a dead letter")
-    events: list[object] = []
+    events: list[Event] = []
+    services_of(plane).database.publish = events.extend
 
     def trim(bytes_max: int | None) -> tuple[list[int], list[int]]:
         options = SpaceOptions(dead_letter_bytes_max=bytes_max)
-        retention.trim_dead_letters(services_of(plane).database, options, events.extend)
+        retention.trim_dead_letters(services_of(plane).database, options)
         return tuple([each.size for each in plane.queue(name).dead_letters()] for name in ("jobs", "named"))  # type: ignore[return-value]
 
     everything = [5, 5_000, len(LARGE)]
@@ -586,7 +587,7 @@ def test_the_oldest_dead_letters_are_deleted_by_bytes(plane: Plane, clock: Manua
     assert trim(2 * sum(everything)) == (everything[2:], everything)
     assert trim(len(LARGE) + 1_000) == ([], everything[2:])
     assert trim(0) == ([], [])
-    assert len([event for event in events if event[0] == "outlived"]) == 6  # type: ignore[index]
+    assert len([each for each in events if isinstance(each, MessageEvent) and each.event == "outlived"]) == 6
     assert plane.queue("failed").stats().ready == 1
     assert plane.queue("jobs").stats().dead == 0
     for _ in range(2):

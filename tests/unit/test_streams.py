@@ -245,7 +245,7 @@ async def test_started_commit_publishes_its_events_after_its_connection_closed(
     transport: AsyncEmbeddedTransport, streams: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     published: list[Any] = []
-    monkeypatch.setattr(transport.services, "publish", published.extend)
+    monkeypatch.setattr(transport.services.database, "publish", published.extend)
     blocked = BlockedThread(monkeypatch, transport)
     # As if the connection had closed just after the check.
     monkeypatch.setattr("fastness.server.streams.StreamConnection._is_open", lambda self: True)

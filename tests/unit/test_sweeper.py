@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -17,8 +17,9 @@ from fastness.backends.memory import MemoryDatabase
 from fastness.backends.postgres import PostgresDatabase
 from fastness.clock import SystemClock
 from fastness.errors import Closed, Unreachable
+from fastness.kv import Event
 from fastness.layers import queues
-from fastness.layers.queues import NEVER_MS, QueueKey
+from fastness.layers.queues import NEVER_MS, MessageEvent, QueueKey
 from fastness.limits import COUNTERS_UNFOLDED_MAX, DUTY_CHECK_SECONDS
 from fastness.runtime.consumer_options import ConsumerOptions
 from fastness.runtime.maintenance import sweeper as sweeper_module
@@ -53,7 +54,7 @@ class WatchedDatabase(MemoryDatabase):
         self.error: Exception | None = None
 
     def transact(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        if work is queues.sweep_and_collect_events:
+        if work is queues.sweep:
             if self.error is not None:
                 raise self.error
             self.processed.append(args[0])
@@ -74,8 +75,9 @@ class Day:
         self.clock = ManualClock()
         self.monotonic = 1_000.0
         self.bed = Bed()
-        self.published: list[tuple[Any, ...]] = []
+        self.published: list[Event] = []
         self.database = WatchedDatabase(self.clock)
+        self.database.publish = self.published.extend
         self.sweeper: Sweeper | None = None
         threads = SimpleNamespace(
             Condition=lambda: self.bed, Thread=threading.Thread, TIMEOUT_MAX=threading.TIMEOUT_MAX
@@ -87,7 +89,7 @@ class Day:
     def start(self, *, shared: bool = False, duty: LeasedDuty | None = None) -> float | None:
         """Start the sweeper; its sleep time after the first scan."""
         waits = ConsumerOptions(poll_seconds=3.0, poll_jitter_seconds=0.0)
-        self.sweeper = Sweeper(self.database, waits, self.published.extend, shared=shared, duty=duty)
+        self.sweeper = Sweeper(self.database, waits, shared=shared, duty=duty)
         return self.until_asleep()
 
     def until_asleep(self) -> float | None:
@@ -192,7 +194,7 @@ def test_the_counters_of_many_processes_are_folded_once_a_minute(day: Day, postg
     nodes = [PostgresDatabase(postgres_url, clock=day.clock) for _ in range(COUNTERS_UNFOLDED_MAX + 1)]
     try:
         start_sweeper = partial(Sweeper, nodes[0], ConsumerOptions(poll_seconds=3.0, poll_jitter_seconds=0.0))
-        day.sweeper = start_sweeper(day.published.extend, shared=True)
+        day.sweeper = start_sweeper(shared=True)
         day.until_asleep()
         for _ in range(2):
             for node in nodes:
@@ -263,7 +265,8 @@ def test_repeated_consumer_crashes_make_a_message_a_dead_letter(day: Day) -> Non
     day.start()
     day.advance(10)
     assert (day.stats(JOBS).leased, day.stats(JOBS).dead, day.stats(JOBS).expired_total) == (0, 1, 1)
-    assert [event[0] for event in day.published if event[0] != queues.DUE] == ["expired", "dead-lettered"]
+    messages = [event for event in day.published if isinstance(event, MessageEvent)]
+    assert [each.event for each in messages] == ["put", "leased", "expired", "dead-lettered"]
 
 
 def test_a_schedule_fires_repeatedly(day: Day) -> None:
@@ -345,11 +348,11 @@ def test_stop_takes_effect_between_two_transactions_of_a_queue(day: Day, monkeyp
     assert day.sweeper is not None
     sweeper, entered, leave = day.sweeper, threading.Event(), threading.Event()
 
-    def published(events: Sequence[tuple[Any, ...]]) -> None:
+    def committed(keys: object, ranges: object) -> None:
         entered.set()
         assert leave.wait(DEADLINE_SECONDS)
 
-    sweeper._publish = published
+    day.database.subscribe(committed)
     with day.bed:
         day.clock.advance_ms(5_000)
         day.bed.notify()

@@ -17,7 +17,6 @@ from fastness.runtime.consumer_options import ConsumerOptions
 from fastness.runtime.maintenance import timer_loop
 from fastness.runtime.maintenance.duty import Duty
 from fastness.runtime.maintenance.timer_loop import TimerLoop
-from fastness.runtime.publishing import discard
 from fastness.testing.clock import ManualClock
 from fastness.wire.inboxes import DomainEvent, Effect, Timer, TimerFired
 from tests.support.waiting import eventually
@@ -44,7 +43,6 @@ def running(
     loop = TimerLoop(
         database,
         ConsumerOptions(),
-        discard,
         shared=shared,
         clock=clock,
         duty=duty,
@@ -208,7 +206,7 @@ def test_a_timer_of_another_node_fires_within_moments(postgres_url: str) -> None
     with PostgresDatabase(postgres_url) as one, PostgresDatabase(postgres_url) as other:
         create(one, ADA)
         options = ConsumerOptions(poll_seconds=3_600.0)
-        loop = TimerLoop(one, options, discard, shared=True)
+        loop = TimerLoop(one, options, shared=True)
         set_timer(other, "now", 1)
         await_fired(other, "now")
         set_timer(other, "now", 2)

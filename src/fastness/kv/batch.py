@@ -5,11 +5,14 @@ function raises after it wrote, the batch is undone and run again with a nested 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from fastness.errors import FastnessError
 from fastness.kv.transactions import Transaction
 from fastness.limits import TRANSACTION_BYTES_MAX
+
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
 
 BATCH_WRITE_BYTES_MAX = TRANSACTION_BYTES_MAX // 4  # A batch that wrote more ends; the rest runs in the next.
 
@@ -39,7 +42,7 @@ def run_batch(
     return _run_nested(tx, calls, catch, should_stop)
 
 
-def run_isolated(tx: Transaction, run: Callable[[Transaction, Any], Any], request: Any) -> Any:
+def run_isolated(tx: Transaction, run: Callable[[Transaction, Argument], Result], request: Argument) -> Result:
     """The result of `run`. If it raises, its writes are discarded and those of `tx` stay."""
     inner = tx.nested()
     try:

@@ -21,7 +21,7 @@ What every backend guarantees, and `fastness.testing.conformance` tests:
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -29,9 +29,8 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from fastness.errors import FastnessError, Unsupported
 from fastness.kv.contention import Contention
-from fastness.kv.quotas import DatabaseQuotas
+from fastness.kv.events import Publish, discard
 from fastness.kv.watches import OnCommit, Watch
-from fastness.mail_defaults import MAIL_DEFAULTS
 from fastness.tiers import Tier
 
 Result = TypeVar("Result")
@@ -52,8 +51,9 @@ class Database(ABC):
 
     contention: Contention | None = None  # Counted where several processes write.
     data_format = 0  # The format that transactions write, if it is not this version's newest. See `kv.formats`.
-    mail_defaults = MAIL_DEFAULTS  # The mail policy of universes that have none of their own.
-    quotas: DatabaseQuotas | None = None  # None: no universe has a quota.
+    defaults: Mapping[type, object] = {}  # Policies of this process, by their class; for layers, where none is stored.
+    usage: "UsageCounter | None" = None  # Counts what is written. None: nothing is counted.
+    publish: Publish = staticmethod(discard)  # Called with the events of a transaction once `transact` can return.
     low_space = False  # Whether the disk is nearly full: transactions that add data are refused.
     object_bytes_max: int | None = None  # A larger object would take the reserve; None: objects are on another disk.
 
@@ -189,6 +189,33 @@ class Database(ABC):
         else:
             with suppress(FastnessError):  # The sync fails too on a full device; the first error is the one to raise.
                 self.close()
+
+
+class UsageCounter(Protocol):
+    """Counts what transactions write. Layers find it in `Transaction.usage`, and ask it what may be written.
+
+    What a transaction adds is counted before it is committed. A measurement must not drop it until the transaction has
+    ended, so the backend reports when transactions begin and end.
+    """
+
+    def begin(self) -> int:
+        """A transaction begins; the ticket that `end` takes."""
+
+    def end(self, ticket: int) -> None:
+        """The transaction was committed, or is given up."""
+
+    def add_writes(self, writes: Mapping[bytes, bytes | None]) -> None:
+        """Count the bytes of a transaction that is about to be committed."""
+
+    def of_caller(self) -> "CallerUsage":
+        """The counter for a transaction that its caller commits, some time after it has ended here."""
+
+
+class CallerUsage(Protocol):
+    """Counts what a transaction writes that its caller commits."""
+
+    def add_writes(self, writes: Mapping[bytes, bytes | None]) -> None:
+        """Count the bytes of the transaction."""
 
 
 class CallerTransaction(Protocol):

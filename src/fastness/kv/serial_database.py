@@ -12,6 +12,7 @@ Read snapshots do not take the lock.
 
 import threading
 from abc import abstractmethod
+from asyncio import CancelledError
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final
@@ -21,6 +22,7 @@ from fastness.clock import Clock, IdSource
 from fastness.errors import Backend, Busy, Closed
 from fastness.kv import fence_floor
 from fastness.kv.contract import Database, Result, View, Work
+from fastness.kv.events import Event
 from fastness.kv.execution import check_tier, nested_transaction_error, run
 from fastness.kv.fork_safety import invalidate_in_children
 from fastness.kv.keys import pages
@@ -88,13 +90,15 @@ class SerialDatabase(Database):
         check_tier(tier)
         self._acquire_write_lock()
         try:
-            result, commit = self._run_and_release(work, args, kwargs, tier, may_lose)
+            result, commit, events = self._run_and_release(work, args, kwargs, tier, may_lose)
         except Exception:
             self._wait_seen_durable(tier)
             raise
         if may_lose:
             self._wait_durable(self._last_commit(), Tier.IMPORTANT)  # It is synced soon, if no other sync comes first.
         self._wait_durable(commit, tier)
+        if events:
+            self.publish(events)
         return result
 
     async def transact_async(
@@ -109,7 +113,7 @@ class SerialDatabase(Database):
             if not self._write_lock.acquire(timeout=limits.TRANSACTION_LOOP_WAIT_SECONDS_MAX):
                 return await run_in_thread(self.transact, work, *args, tier=tier, may_lose=may_lose, **kwargs)
         try:
-            result, commit = self._run_and_release(work, args, kwargs, tier, may_lose)
+            result, commit, events = self._run_and_release(work, args, kwargs, tier, may_lose)
         except Exception:
             await self._wait_seen_durable_async(tier)
             raise
@@ -117,7 +121,13 @@ class SerialDatabase(Database):
             self._wait_durable_async(self._last_commit(), Tier.IMPORTANT)
         durable = self._wait_durable_async(commit, tier)
         if durable is not None:
-            await durable
+            try:
+                await durable
+            except CancelledError:  # The caller no longer waits for the sync, but its writes are committed.
+                self.publish(events)
+                raise
+        if events:
+            self.publish(events)
         return result
 
     def read(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
@@ -183,43 +193,43 @@ class SerialDatabase(Database):
 
     def _run_and_release(
         self, work: Work[Result], args: tuple[Any, ...], kwargs: dict[str, Any], tier: Tier, may_lose: bool
-    ) -> tuple[Result, int]:
+    ) -> tuple[Result, int, list[Event]]:
         """Run `work`, commit its writes, and release the write lock that the caller acquired.
 
-        Returns the result, and the commit that has to be durable before the caller gets it.
+        Returns the result, the commit that has to be durable before the caller gets it, and the events to publish then.
         """
-        quotas = self.quotas
-        ticket = None if quotas is None else quotas.begin()
+        usage = self.usage
+        ticket = None if usage is None else usage.begin()
         try:
             if self._closed:
                 raise _closed_error()
             self._running_thread = threading.get_ident()
             tx = Transaction(self._current, clock=self._clock, ids=self._ids)
             tx.low_space, tx.fence_floor = self.low_space, self._fence_floor
-            tx.mail_defaults, tx.quotas = self.mail_defaults, quotas
+            tx.defaults, tx.usage = self.defaults, usage
             result = run(tx, work, args, kwargs)
             if tx.has_writes:
-                if quotas is not None:
-                    quotas.add_writes(tx.writes)
+                if usage is not None:
+                    usage.add_writes(tx.writes)
                 self._commit(tx)
                 if fence_floor.KEY in tx.writes:
                     self._fence_floor = fence_floor.decode(tx.writes[fence_floor.KEY])
                 self._woke_waiter = bool(self._watches.count) and self._watches.notify(tx.writes, tx.cleared)
             if tier is not _CRITICAL:
-                return result, self._last_commit()
+                return result, self._last_commit(), tx.events
             if not may_lose or tx.is_kept:
                 commit = self._last_commit()
                 if tx.has_writes:
                     self._critical_commit = commit
                     if tx.is_exposed:
                         self._exposed_commit = commit
-                return result, commit
+                return result, commit, tx.events
             # Without writes, it may show that something is not there any more.
-            return result, self._exposed_commit if tx.has_writes else self._critical_commit
+            return result, self._exposed_commit if tx.has_writes else self._critical_commit, tx.events
         finally:
             self._running_thread = 0
-            if quotas is not None and ticket is not None:
-                quotas.end(ticket)
+            if usage is not None and ticket is not None:
+                usage.end(ticket)
             self._write_lock.release()
 
     def _wait_seen_durable(self, tier: Tier) -> None:
@@ -241,7 +251,7 @@ class SerialDatabase(Database):
         if self._running_thread == threading.get_ident():
             raise nested_transaction_error()
         tx = Transaction(self._snapshot(), clock=self._clock, ids=self._ids, writable=False)
-        tx.fence_floor, tx.mail_defaults = self._fence_floor, self.mail_defaults
+        tx.fence_floor, tx.defaults = self._fence_floor, self.defaults
         commit = self._last_commit()
         return run(tx, work, args, kwargs), commit
 

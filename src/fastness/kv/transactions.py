@@ -10,7 +10,7 @@ A backend commits by first deleting the cleared ranges, then applying the writes
 """
 
 import uuid
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, NoReturn, cast
 
 from fastness.clock import Clock, IdSource
 from fastness.errors import (
@@ -23,12 +23,13 @@ from fastness.errors import (
     TransactionTooLarge,
     ValueTooLarge,
 )
+from fastness.kv.events import Event
 from fastness.limits import KEY_BYTES_MAX, SCAN_ITEMS_MAX, TRANSACTION_BYTES_MAX, VALUE_BYTES_MAX, WRITE_COST_BYTES
-from fastness.mail_defaults import MAIL_DEFAULTS
 
 if TYPE_CHECKING:
-    from fastness.kv.contract import LockingView, View
-    from fastness.kv.quotas import TransactionQuotas
+    from collections.abc import Mapping
+
+    from fastness.kv.contract import CallerUsage, LockingView, View
 
 Pair = tuple[bytes, bytes]
 
@@ -44,14 +45,14 @@ class Transaction:
         "_writable",
         "cleared",
         "data_format",
+        "defaults",
         "events",
         "fence_floor",
         "is_exposed",
         "is_kept",
         "low_space",
-        "mail_defaults",
-        "quotas",
         "size_bytes",
+        "usage",
         "view",
         "writer",
         "writes",
@@ -69,11 +70,11 @@ class Transaction:
         self.writes: dict[bytes, bytes | None] = {}  # Key to value, or to None where the key is deleted.
         self.size_bytes = 0  # Bytes of keys and values, plus `limits.WRITE_COST_BYTES` for each write.
         self.writer = writer  # Names the process among several that write; empty where there is only one.
-        self.events: list[tuple[Any, ...]] = []  # Published after the commit.
+        self.events: list[Event] = []  # Published after the commit.
         self.low_space = False  # Only work that frees space should write: the disk is nearly full.
         self.data_format = 0  # The format to write, if it is not this version's newest. See `kv.formats`.
-        self.mail_defaults = MAIL_DEFAULTS
-        self.quotas: TransactionQuotas | None = None  # None: no universe has a quota.
+        self.defaults: Mapping[type, object] = {}  # See `Database.defaults`.
+        self.usage: CallerUsage | None = None  # See `Database.usage`.
         self.fence_floor = 0  # Every fence that is issued must be above it.
         self.is_exposed = False  # Transactions that may be lost must not show its writes before they are durable.
         self.is_kept = False  # A power failure must not undo it once it has returned.
@@ -181,7 +182,7 @@ class Transaction:
         if self.writer:
             cast("LockingView", self.view).prefetch(*keys)
 
-    def emit(self, *event: Any) -> None:
+    def emit(self, event: Event) -> None:
         """Record an event to publish after the commit, where the caller of the transaction publishes events."""
         self.events.append(event)
 
@@ -243,8 +244,7 @@ class Transaction:
         view = _NestedView(self)
         nested = Transaction(view, clock=view, ids=self._ids, writable=self._writable, writer=self.writer)
         nested.low_space, nested.fence_floor = self.low_space, self.fence_floor
-        nested.data_format, nested.mail_defaults = self.data_format, self.mail_defaults
-        nested.quotas = self.quotas
+        nested.data_format, nested.defaults, nested.usage = self.data_format, self.defaults, self.usage
         return nested
 
     def unmerged_bytes(self, prefix: bytes | None = None) -> int:

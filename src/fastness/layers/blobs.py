@@ -28,6 +28,7 @@ import msgspec
 
 from fastness.errors import BlobNotFound, Busy, InvalidArgument, SizeMismatch
 from fastness.kv import Subspace, Transaction, pages
+from fastness.layers.quotas import quotas_of
 from fastness.limits import BLOB_NAMED_MAX, BLOB_TOUCH_SECONDS, BLOB_UPLOAD_SECONDS_MAX
 
 
@@ -106,8 +107,8 @@ def record(tx: Transaction, universe: str, digest: bytes, blob: Blob) -> Blob:
     if known is None:
         if blob.upload and tx.now_ms - _upload_ms(blob.upload) > BLOB_UPLOAD_SECONDS_MAX * 1_000:
             raise Busy(f"Storing blob {digest.hex()} took more than {BLOB_UPLOAD_SECONDS_MAX} s; store it again")
-        if tx.quotas is not None and blob.inline is None:
-            tx.quotas.admit_bytes(universe, blob.size)
+        if tx.usage is not None and blob.inline is None:
+            quotas_of(tx).admit_bytes(universe, blob.size)
         stored = msgspec.structs.replace(blob, put_ms=tx.now_ms)
         tx.put(_key(universe, digest), _encode(stored))
         return stored

@@ -1,12 +1,12 @@
 """Entity writes by durability tier: durable fields are committed, BEST_EFFORT fields go to the session log."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cbor2
 
 from fastness.errors import BatchTooLarge, EmptyBatch
-from fastness.kv import Transaction
+from fastness.kv import Event, Transaction
 from fastness.layers import entities
 from fastness.layers.entities import EntityKey
 from fastness.limits import ENTITY_WRITES_MAX
@@ -14,8 +14,15 @@ from fastness.names import checked_name
 from fastness.tiers import Tier, TierPolicy
 from fastness.wire.entities import EntityWrite, SeenEntity
 
-BEST_EFFORT_WRITTEN = "loose"  # The event of a write's BEST_EFFORT fields, for the session log.
-LOG_KIND = "entities"  # The kind of that log.
+LOG_KIND = "entities"  # The kind of the session log of BEST_EFFORT fields.
+
+
+class BestEffortWritten(Event, frozen=True, gc=False):
+    """The BEST_EFFORT fields of a write, for the session log."""
+
+    universe: str
+    session: str | None
+    record: bytes
 
 
 class TieredWrite(NamedTuple):
@@ -110,10 +117,10 @@ def put(tx: Transaction, part: TieredWrite, policy: TierPolicy, *, expected_vers
     return entities.put(tx, part.key, part.durable, expected_version=expected_version, tier=tier)
 
 
-def best_effort_record(part: TieredWrite) -> dict[str, Any]:
+def best_effort_record(part: TieredWrite) -> dict[str, object]:
     """The session log record of a write's BEST_EFFORT fields."""
     fields = {field: cbor2.loads(value) for field, value in part.best_effort.items()}
-    record = {"kind": part.key.kind, "id": part.key.id, "fields": fields}
+    record: dict[str, object] = {"kind": part.key.kind, "id": part.key.id, "fields": fields}
     return record if not part.best_effort_removed else record | {"removed": list(part.best_effort_removed)}
 
 

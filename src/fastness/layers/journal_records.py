@@ -8,7 +8,6 @@
 """
 
 from enum import IntEnum
-from typing import Any
 
 import msgspec
 
@@ -40,7 +39,7 @@ def ingress(sequence: int, item: InboxItem) -> bytes:
     return _PAIR_OF[Kind.INGRESS] + canonical({"seq": sequence, **msgspec.to_builtins(item, builtin_types=(bytes,))})
 
 
-def of(kind: Kind, value: Any) -> bytes:
+def of(kind: Kind, value: object) -> bytes:
     """The record of a snapshot, a baseline or a manifest."""
     return _PAIR_OF[kind] + canonical(value)
 

@@ -13,17 +13,15 @@ Writes under a lease happen in a transaction that calls `check`. It refuses a ho
 by another owner, even if the holder has not noticed.
 """
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from fastness.errors import FencingMismatch, InvalidArgument, LeaseConflict, LeaseExpired, LeaseHeld, TxnMismatch
-from fastness.kv import Subspace, Transaction, fence_floor
+from fastness.kv import Event, Subspace, Transaction, fence_floor
 from fastness.layers.idempotency import KeyedCall, delete_result, read_result, store_result, stored_result
 from fastness.limits import LOCK_LATE_MS_MAX, NAMES_CACHED_MAX, OWNER_BYTES_MAX, READ_ENTRIES_MAX
 from fastness.wire.leases import Granted, LeaseProof
-
-LEASE_EVENTS: Final = "lease."  # The prefix of lease event kinds.
 
 
 class LeaseKey(NamedTuple):
@@ -31,6 +29,16 @@ class LeaseKey(NamedTuple):
 
     universe: str
     key: str
+
+
+class LeaseEvent(Event, frozen=True, gc=False):
+    """The outcome of a request for a lease that another owner held. Immediate grants have none."""
+
+    event: str  # granted, refused, or gone (the caller stopped waiting)
+    lease: LeaseKey
+    owner: str
+    waited_ms: int
+    at_ms: int
 
 
 class Grant(msgspec.Struct, frozen=True, array_like=True):

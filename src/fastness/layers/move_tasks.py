@@ -35,7 +35,7 @@ from fastness.layers.queues import QueueKey, keys_of
 from fastness.layers.queues.by_id import WaitingMessage
 from fastness.layers.queues.counters import QueueTransaction, total_counters
 from fastness.layers.sqs_attributes import is_fifo
-from fastness.layers.sqs_work import SQS_WORK, Step, Work, WorkKey, tasks_of
+from fastness.layers.sqs_work import SqsWorkAdded, Step, Work, WorkKey, tasks_of
 from fastness.limits import MOVE_TASK_BATCH, MOVE_TASK_RATE_MAX, MOVE_TASK_SCAN, MOVE_TASKS_LISTED_MAX
 from fastness.wire.sqs import MoveStatus, MoveTask, MoveTasks
 from fastness.wire.stored_messages import StoredMessage, decode, format_id
@@ -102,7 +102,7 @@ def start(tx: Transaction, source: QueueKey, *, destination: str | None, per_sec
         tx.delete(each)
     _save(tx, source, id, task)
     sqs_work.save(tx, key, Work(tx.now_ms, task=id))
-    tx.emit(SQS_WORK, source.universe)
+    tx.emit(SqsWorkAdded())
     return _task(source, id, task)
 
 
@@ -144,7 +144,7 @@ def cancel(tx: Transaction, universe: str, handle: str) -> MoveTask:
         raise MoveTaskNotRunning(f"Only active tasks can be cancelled. The status of this one is {task.status}.")
     task.status, task.next_ms = "CANCELLING", 0
     _save(tx, source, id, task)
-    tx.emit(SQS_WORK, universe)
+    tx.emit(SqsWorkAdded())
     return _task(source, id, task)
 
 
@@ -153,14 +153,14 @@ def step(tx: Transaction, source: QueueKey, worker: str) -> Step:
     key = WorkKey(*source, "move")
     work = sqs_work.find(tx, key)
     if work is None:
-        return Step(None, 0, [])
+        return Step(None, 0)
     stored = tx.get(tasks_of(*source).key(work.task))
     task = None if stored is None else _decode(stored)
     if task is not None and task.status == "RUNNING":
         if wait_ms := sqs_work.other_worker_ms(tx, work, worker):
-            return Step(wait_ms, task.moved, [])
+            return Step(wait_ms, task.moved)
         if wait_ms := _rate_wait_ms(tx, task):
-            return Step(wait_ms, task.moved, [])
+            return Step(wait_ms, task.moved)
         _move_batch(tx, source, task)
     elif task is not None and task.status == "CANCELLING":
         task.status = "CANCELLED"
@@ -168,10 +168,10 @@ def step(tx: Transaction, source: QueueKey, worker: str) -> Step:
         _save(tx, source, work.task, task)
     if task is None or task.status != "RUNNING":
         sqs_work.remove(tx, key)
-        return Step(None, 0 if task is None else task.moved, tx.events)
+        return Step(None, 0 if task is None else task.moved)
     sqs_work.claim(tx, work, worker)
     sqs_work.save(tx, key, work)
-    return Step(_rate_wait_ms(tx, task), task.moved, tx.events)
+    return Step(_rate_wait_ms(tx, task), task.moved)
 
 
 def _move_batch(tx: Transaction, source: QueueKey, task: StoredTask) -> None:

@@ -4,18 +4,48 @@
 ("quotas", "universe", universe)   ->  a Quota; universes without limits have none
 """
 
+from typing import Any, Protocol, cast
+
 import msgspec
 
 from fastness.errors import Busy
-from fastness.kv import Subspace, Transaction, pages
+from fastness.kv import Database, Subspace, Transaction, pages
 from fastness.limits import QUOTAS_MAX
 from fastness.wire.quotas import Quota
+from fastness.wire.requests import Request
 
 SUBSPACE = Subspace("quotas")
 _VERSION = SUBSPACE.key("version")
 _UNIVERSES = SUBSPACE.at("universe")
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Quota).decode
+
+
+class TransactionQuotas(Protocol):
+    """The quotas of all universes, as one transaction sees them. See `runtime.quotas`."""
+
+    def admit_messages(self, tx: Transaction, universe: str, count: int, *, unsaved: int = 0) -> None:
+        """Count messages that the transaction will add to queues; raise QuotaExceeded if they are too many.
+
+        `unsaved` is how many it was admitted before, and has not counted in the key space yet.
+        """
+
+    def admit_bytes(self, universe: str, size: int) -> None:
+        """Count bytes that are stored outside the key space; raise QuotaExceeded if they are too many."""
+
+    def check_size(self, universe: str, size: int) -> None:
+        """Raise QuotaExceeded if so many bytes are more than what is left of a universe's."""
+
+    def check_request(self, request: Request[Any]) -> None:
+        """Raise QuotaExceeded if a request that adds data is larger than what is left of a universe's bytes."""
+
+    def check_written(self, tx: Transaction, request: Request[Any]) -> None:
+        """Raise QuotaExceeded if the transaction has written more than what is left of the bytes of its universes."""
+
+
+def quotas_of(counted: Database | Transaction) -> TransactionQuotas:
+    """The quotas that a transaction obeys. Its `usage` is not None: otherwise no universe has a quota."""
+    return cast("TransactionQuotas", counted.usage)
 
 
 def set_quota(tx: Transaction, universe: str, quota: Quota) -> Quota:

@@ -8,7 +8,7 @@ A slot has the last counters of its time, and the largest depths and ages: a cha
 """
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -37,6 +37,7 @@ GAUGES: Final = frozenset(
     ("ready", "delayed", "leased", "blocked", "dead", "oldest")
 )  # Of a queue; others are counters.
 
+_Name = TypeVar("_Name", str, tuple[str, str])
 Numbers = dict[str, float]
 
 
@@ -138,7 +139,7 @@ def _bounded(sample: StoredSample) -> bytes:
             universes = {}
 
 
-def _largest(numbers: dict[Any, Numbers], most: int) -> dict[Any, Numbers]:
+def _largest(numbers: dict[_Name, Numbers], most: int) -> dict[_Name, Numbers]:
     if len(numbers) <= most:
         return dict(numbers)
     found = sorted(numbers.items(), key=lambda each: (-sum(each[1].get(name, 0) for name in GAUGES), each[0]))

@@ -246,20 +246,20 @@ def purge_step(tx: Transaction, queue: QueueKey, worker: str) -> Step:
     key = WorkKey(*queue, "purge")
     work = sqs_work.find(tx, key)
     if work is None:
-        return Step(None, 0, [])
+        return Step(None, 0)
     if wait_ms := sqs_work.other_worker_ms(tx, work, worker):
-        return Step(wait_ms, work.count, [])
+        return Step(wait_ms, work.count)
     if queues.exists(tx, keys_of(queue)):
-        progress, _ = queues.purge_step(tx, queue, PurgeProgress(work.count, work.after), None, leased=True)
+        progress = queues.purge_step(tx, queue, PurgeProgress(work.count, work.after), None, leased=True)
         work.count, work.after = progress.count, progress.after
     else:
         work.after = None
     if work.after is None:
         sqs_work.remove(tx, key)
-        return Step(None, work.count, tx.events)
+        return Step(None, work.count)
     sqs_work.claim(tx, work, worker)
     sqs_work.save(tx, key, work)
-    return Step(0, work.count, tx.events)
+    return Step(0, work.count)
 
 
 def begin_delete(tx: Transaction, queue: QueueKey, call: KeyedCall | None = None) -> None:
@@ -287,24 +287,24 @@ def delete_step(tx: Transaction, queue: QueueKey, worker: str) -> Step:
     key = WorkKey(*queue, "delete")
     work = sqs_work.find(tx, key)
     if work is None:
-        return Step(None, 0, [])
+        return Step(None, 0)
     if wait_ms := sqs_work.other_worker_ms(tx, work, worker):
-        return Step(wait_ms, work.count, [])
+        return Step(wait_ms, work.count)
     if not work.is_done and queues.is_deleted(tx, keys_of(queue)):
         before = DeleteProgress(work.count, work.after)
-        progress, _ = queues.delete_step(tx, queue, before, None, force=True)
+        progress = queues.delete_step(tx, queue, before, None, force=True)
         work.count, work.after, work.is_done = progress.count, progress.after, progress.is_done
         sqs_work.claim(tx, work, "" if work.is_done else worker)
         sqs_work.save(tx, key, work)
-        return Step(_name_free_in_ms(tx, work) if work.is_done else 0, work.count, tx.events)
+        return Step(_name_free_in_ms(tx, work) if work.is_done else 0, work.count)
     left_ms = _name_free_in_ms(tx, work)
     if left_ms <= 0:
         sqs_work.remove(tx, key)
-        return Step(None, work.count, tx.events)
+        return Step(None, work.count)
     if not work.is_done:  # Its policy is gone: a native call has deleted it, too.
         work.is_done = True
         sqs_work.save(tx, key, work)
-    return Step(left_ms, work.count, tx.events)
+    return Step(left_ms, work.count)
 
 
 def _check_not_deleted(tx: Transaction, queue: QueueKey) -> None:

@@ -11,17 +11,19 @@ another process, or after a crash, does nothing twice. A process leaves work alo
 moment ago: that only saves effort.
 """
 
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from fastness.kv import Subspace, Transaction
+from fastness.kv import Event, Subspace, Transaction
 from fastness.limits import SQS_WORK_LISTED_MAX, SQS_WORKER_SECONDS
 
 Kind = Literal["delete", "move", "purge"]
-SQS_WORK: Final = "sqs_work"  # The event of a commit that adds work, or makes it due: the universe.
-
 _WORKER_MS: Final = round(SQS_WORKER_SECONDS * 1_000)
+
+
+class SqsWorkAdded(Event, frozen=True, gc=False):
+    """There is work, or it has become due."""
 
 
 class Work(msgspec.Struct, array_like=True):
@@ -41,7 +43,6 @@ class Step(NamedTuple):
 
     in_ms: int | None  # In how many milliseconds the next one can follow; None: there is nothing left to do.
     total: int  # Messages that were removed or moved so far.
-    events: list[tuple[Any, ...]]  # To publish after the commit.
 
 
 class WorkKey(NamedTuple):

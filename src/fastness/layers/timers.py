@@ -13,15 +13,20 @@ from typing import Final, NamedTuple
 import msgspec
 
 from fastness.errors import InvalidArgument
-from fastness.kv import Subspace, Transaction
+from fastness.kv import Event, Subspace, Transaction
 from fastness.layers.page_tokens import key_after, token_of
 from fastness.layers.worlds import World, is_deleting, subspace
 from fastness.limits import READ_ENTRIES_MAX
 from fastness.wire.inboxes import Timer
 from fastness.wire.timers import TimerInfo, TimerPage
 
-TIMER_SET: Final = "timer_set"  # The event of a commit that sets a timer: the universe.
 _NS_PER_MS: Final = 1_000_000
+
+
+class TimerSet(Event, frozen=True, gc=False):
+    """A timer was set."""
+
+    universe: str
 
 
 class DueTimer(NamedTuple):
@@ -53,7 +58,7 @@ def set(tx: Transaction, world: World, height: int, timer: Timer) -> None:
     due = DueTimer(timer.deliver_at_ns, timer.intent_hash, world.name)
     tx.put(_due_key(world.universe, due), _encode(StoredTimer(height, timer.payload)))
     tx.put(_world_key(world, timer.intent_hash), _encode(timer.deliver_at_ns))
-    tx.emit(TIMER_SET, world.universe)
+    tx.emit(TimerSet(world.universe))
 
 
 def cancel(tx: Transaction, world: World, intent_hash: bytes) -> bool:

@@ -24,7 +24,7 @@ _Duration: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class _MessageRecord(msgspec.Struct, frozen=True, gc=False):
-    """The fields of `runtime.activity.events.QueueEvent`."""
+    """The fields of `runtime.activity.events.MessageRecord`."""
 
     event: str
     queue: str

@@ -3,6 +3,7 @@
 from fastness.errors import InvalidArgument
 from fastness.kv import Transaction
 from fastness.layers import collections
+from fastness.layers.quotas import quotas_of
 from fastness.limits import COLLECTION_WAIT_SECONDS_MAX
 from fastness.names import checked_name
 from fastness.plane.handlers import low_space_error, service, transaction
@@ -26,14 +27,14 @@ from fastness.wire.collections import (
 
 @transaction
 def commit(tx: Transaction, request: CommitRows) -> RowVersions:
-    adds = (tx.low_space or tx.quotas is not None) and any(isinstance(change, PutRow) for change in request.changes)
+    adds = (tx.low_space or tx.usage is not None) and any(isinstance(change, PutRow) for change in request.changes)
     if adds and tx.low_space:
         raise low_space_error()
-    if adds and tx.quotas is not None:
-        tx.quotas.check_request(request)
+    if adds and tx.usage is not None:
+        quotas_of(tx).check_request(request)
     versions = RowVersions(collections.commit(tx, *_collection(request), request.changes))
-    if adds and tx.quotas is not None:
-        tx.quotas.check_written(tx, request)
+    if adds and tx.usage is not None:
+        quotas_of(tx).check_written(tx, request)
     return versions
 
 

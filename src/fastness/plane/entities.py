@@ -94,7 +94,7 @@ def write_in(tx: Transaction, request: WriteEntities, services: Services) -> Wri
             # Encoded here, so that an error fails the transaction and not the log write after the commit.
             record = log_format.encode_record(field_tiers.best_effort_record(part))
             session = None if request.session is None else checked_name("session", request.session)
-            tx.emit(field_tiers.BEST_EFFORT_WRITTEN, universe, session, record)
+            tx.emit(field_tiers.BestEffortWritten(universe, session, record))
     return Written(versions, request.tier)
 
 

@@ -17,10 +17,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from fastness.errors import Closed, CommitUnknown, FastnessError, InvalidArgument
-from fastness.kv import Database, Transaction
+from fastness.kv import Database, Event, Transaction
 from fastness.kv.batch import BatchedCall, run_batch, run_isolated
 from fastness.kv.execution import check_tier
 from fastness.layers.idempotency import KeyedCall, keyed_call, store_result, stored_result
+from fastness.layers.quotas import quotas_of
 from fastness.limits import READ_BATCH_REPLY_BYTES
 from fastness.plane.atomic import execute_all
 from fastness.plane.handlers import Handler, low_space_error, run_guarded
@@ -37,8 +38,6 @@ from fastness.wire.frames import Call, encode
 from fastness.wire.mail import MailReceipts, Mails
 from fastness.wire.requests import Answer, Request
 from fastness.wire.type_checks import check_types
-
-Events = list[tuple[Any, ...]]
 
 _CRITICAL = Tier.CRITICAL  # Attribute access on an enumeration costs as much as the rest of the check of a call.
 _IMPORTANT = Tier.IMPORTANT
@@ -66,11 +65,11 @@ def execute_work(tx: Transaction, work: Work) -> Any:
     return answer
 
 
-def execute_alone(tx: Transaction, work: Work) -> tuple[Any, Events]:
-    """The answer to the only call of a transaction, and the events to publish once it is committed."""
+def execute_alone(tx: Transaction, work: Work) -> Any:
+    """The answer to the only call of a transaction."""
     if tx.writer:
         share_queues(tx, (work.request,))
-    return (run_guarded(tx, work.handler, work.request) if work.call is None else execute_work(tx, work)), tx.events
+    return execute_work(tx, work)
 
 
 def execute(tx: Transaction, request: Request[Answer]) -> Answer:
@@ -109,9 +108,7 @@ class Executor(Stores):
             answer = read(run_guarded, handler, request, tier=request.tier)
         elif handler.run is not None:
             work = Work(handler, request, call)
-            answer, events = database.transact(execute_alone, work, tier=request.tier)
-            if events:
-                self.services.publish(events)
+            answer = database.transact(execute_alone, work, tier=request.tier)
         else:
             answer = served(self, handler, request, call)
         return answer
@@ -152,9 +149,7 @@ class AsyncExecutor(AsyncStores):
             answer = await self._batcher().call(Work(handler, request, call))
         else:
             work = Work(handler, request, call)
-            answer, events = await database.transact_async(execute_alone, work, tier=request.tier)
-            if events:
-                self.services.publish(events)
+            answer = await database.transact_async(execute_alone, work, tier=request.tier)
         return answer
 
     def _batcher(self) -> "Batcher":
@@ -164,7 +159,7 @@ class AsyncExecutor(AsyncStores):
         if found is None:
             for closed in [each for each in self._batchers if each.is_closed()]:
                 del self._batchers[closed]
-            found = self._batchers[loop] = Batcher(self.services.database, self.services.publish)
+            found = self._batchers[loop] = Batcher(self.services.database)
         return found
 
     async def call_all(self, calls: Sequence[Call], is_wanted: "Callable[[], bool] | None" = None) -> list[object]:
@@ -189,7 +184,7 @@ class AsyncExecutor(AsyncStores):
             run = database.transact_async
         else:
             run = (database.stale if may_be_stale(call.request for call in calls) else database).read_async
-        events: Events = []
+        events: list[Event] = []
         outcomes: list[object]
         try:
             try:
@@ -201,7 +196,7 @@ class AsyncExecutor(AsyncStores):
         except FastnessError as error:
             outcomes = [error] * len(calls)
         if events:  # Published after the answers are sent.
-            asyncio.get_running_loop().call_soon(services.publish, events)
+            asyncio.get_running_loop().call_soon(services.database.publish, events)
         return outcomes
 
 
@@ -211,8 +206,8 @@ def served(stores: Any, handler: Handler, request: Request[Any], call: KeyedCall
         database = stores.services.database
         if database.low_space:
             raise low_space_error()
-        if database.quotas is not None:
-            database.quotas.check_request(request)
+        if database.usage is not None:
+            quotas_of(database).check_request(request)
     serve = handler.serve or handler.immediate
     assert serve is not None, "a handler has one of the three"
     return serve(stores, request, call) if handler.takes_call and call is not None else serve(stores, request)
@@ -231,9 +226,8 @@ def is_batchable(request: Request[Any]) -> bool:
 class Batcher:
     """Batches the CRITICAL calls of one event loop. Calls of other tiers wait for no sync, so they gain nothing."""
 
-    def __init__(self, database: Database, publish: Callable[[Events], None]) -> None:
+    def __init__(self, database: Database) -> None:
         self._transact = database.transact_async
-        self._publish = publish
         self._in_flight = 0
         self._works: list[BatchedCall] = []
         self._callers: list[asyncio.Future[Any]] = []  # One for each of `_works`.
@@ -244,15 +238,7 @@ class Batcher:
         self._in_flight += 1
         try:
             if self._in_flight == 1:
-                events: Events = []
-                try:
-                    answer = await self._transact(_execute_one, work, events, tier=_CRITICAL)
-                except asyncio.CancelledError:  # It no longer waits for the sync, but its call is committed.
-                    self._publish(events)
-                    raise
-                if events:
-                    self._publish(events)
-                return answer
+                return await self._transact(execute_work, work, tier=_CRITICAL)
             loop = asyncio.get_running_loop()
             future: asyncio.Future[Any] = loop.create_future()
             self._works.append((execute_work, work))
@@ -273,7 +259,7 @@ class Batcher:
     async def _commit(self, works: list[BatchedCall], callers: "list[asyncio.Future[Any]]") -> None:
         while works:
             try:
-                outcomes, events = await self._transact(_execute_works, works, tier=_CRITICAL)
+                outcomes = await self._transact(run_batch, works, Exception, tier=_CRITICAL)
             except BaseException as error:
                 for caller in callers:
                     if not caller.done():
@@ -281,8 +267,6 @@ class Batcher:
                 if not isinstance(error, Exception):
                     raise
                 return
-            if events:
-                self._publish(events)
             for caller, outcome in zip(callers, outcomes, strict=False):
                 if caller.done():
                     continue  # The caller was cancelled, and its call is committed.
@@ -291,16 +275,6 @@ class Batcher:
                 else:
                     caller.set_result(outcome)
             works, callers = works[len(outcomes) :], callers[len(outcomes) :]
-
-
-def _execute_one(tx: Transaction, work: Work, events: Events) -> Any:
-    answer = execute_work(tx, work)
-    events[:] = tx.events
-    return answer
-
-
-def _execute_works(tx: Transaction, works: list[BatchedCall]) -> tuple[list[object], Events]:
-    return run_batch(tx, works, Exception), tx.events
 
 
 class Batch:
@@ -342,8 +316,8 @@ class Batch:
         """Add a call that is answered with this error."""
         self._works.append((_raise, error))
 
-    def run(self, tx: Transaction) -> tuple[list[object], Events]:
-        """The outcomes of the calls, and the events to publish once they are committed."""
+    def run(self, tx: Transaction) -> tuple[list[object], list[Event]]:
+        """The outcomes of the calls, and the events to publish after they were sent."""
         # A call that is sent for the first time skips the lookup of its key, so it must not run after its own
         # repetition. A server marks a connection as ended before it reads the next connection of the same client, and
         # transactions of an embedded store run one at a time. So this transaction either runs before the repetition,
@@ -353,7 +327,9 @@ class Batch:
         if tx.writer and self.writes:
             share_queues(tx, self._requests)
         self._answer_bytes = 0  # A transaction may run again.
-        return run_batch(tx, self._works, should_stop=self._is_full), tx.events
+        outcomes = run_batch(tx, self._works, should_stop=self._is_full)
+        events, tx.events = tx.events, []
+        return outcomes, events
 
     def _is_full(self) -> bool:
         """Whether the answers to its reads are as large as one frame should be."""

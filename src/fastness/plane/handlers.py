@@ -17,6 +17,7 @@ import msgspec
 
 from fastness.errors import DiskFull
 from fastness.kv import Transaction
+from fastness.layers.quotas import quotas_of
 from fastness.wire.requests import Answer, Request
 
 Function = TypeVar("Function", bound=Callable[..., object])
@@ -98,7 +99,7 @@ def run_guarded(tx: Transaction, handler: Handler, request: Request[Answer]) -> 
         return answer
     if tx.low_space:
         raise low_space_error()
-    quotas = tx.quotas
+    quotas = None if tx.usage is None else quotas_of(tx)
     if quotas is not None:
         quotas.check_request(request)
     answer = run(tx, request)

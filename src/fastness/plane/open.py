@@ -40,7 +40,6 @@ from fastness.limits import (
     PUSHES_PER_MINUTE,
     PUSHES_PER_MINUTE_MAX,
 )
-from fastness.mail_defaults import MAIL_DEFAULTS, MailDefaults
 from fastness.names import folder_at
 from fastness.plane.audit import Caller
 from fastness.plane.audited import AsyncAuditedTransport, AuditedTransport
@@ -57,6 +56,7 @@ from fastness.runtime.maintenance.table_compaction import Compactable, TableComp
 from fastness.runtime.sync.blobs import BlobStore
 from fastness.runtime.sync.worlds import WorldStore
 from fastness.tiers import TierPolicy
+from fastness.wire.mail import MailPolicy
 
 _log = logging.getLogger("fastness.open")
 
@@ -86,7 +86,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     gc_every_seconds: float | None = GC_EVERY_SECONDS  # How often unreferenced blobs are deleted; None: never.
     space: SpaceOptions = SpaceOptions()  # How long data is kept that nothing needs any more.
     read_from: str = "primary"  # "standby": a standby of PostgreSQL serves STALE_READS.
-    mail: MailDefaults = MAIL_DEFAULTS  # The mail policy of universes that have none of their own.
+    mail: MailPolicy = MailPolicy()  # The mail policy of universes that have none of their own.
     pushes_per_minute: int = PUSHES_PER_MINUTE  # Limit for one peer's `agent.data.push`; 0: no limit.
     sqs_key_file: str | None = None  # Encrypts the secrets of access keys. None: as in `fastness.access_keys`.
     encryption: KeyProvider | None = None  # Master keys of encrypted universes. None: those that the environment names.
@@ -215,7 +215,7 @@ def _open(url: str, options: Options) -> Services:
         read_from=_checked_read_from(url, options.read_from),
         encryption=options.encryption,
     )
-    database.mail_defaults = options.mail
+    database.defaults = {MailPolicy: options.mail}
     try:
         if url.startswith("dir:") and options.disk_reserve_bytes:
             check_reserve(folder_at(url.removeprefix("dir:")), options.disk_reserve_bytes)
@@ -271,7 +271,6 @@ def _open(url: str, options: Options) -> Services:
             options.space,
             gc_every_seconds,
             worlds=store,
-            publish=services.publish,
             counters=services.space_counters,
             duty=services.duty,
         )

@@ -7,7 +7,7 @@ import tempfile
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -18,13 +18,13 @@ from fastness.clock import Clock, SystemClock
 from fastness.errors import DiskFull, FastnessError, NestedTransaction
 from fastness.kv import Database, Transaction
 from fastness.kv.closing_at_exit import close_at_exit
-from fastness.layers.field_tiers import BEST_EFFORT_WRITTEN, LOG_KIND
-from fastness.layers.leases import keepalive
+from fastness.layers.field_tiers import LOG_KIND, BestEffortWritten
+from fastness.layers.leases import LeaseEvent, keepalive
 from fastness.layers.locks import renew
-from fastness.layers.mailboxes.keys import MAIL_EVENTS
-from fastness.layers.queues import DUE, QueueKey, extend_many
-from fastness.layers.sqs_work import SQS_WORK
-from fastness.layers.timers import TIMER_SET
+from fastness.layers.mailboxes.keys import MailEvent
+from fastness.layers.queues import MessageEvent, QueueDue, QueueKey, extend_many
+from fastness.layers.sqs_work import SqsWorkAdded
+from fastness.layers.timers import TimerSet
 from fastness.lease_renewal import LeaseRenewer
 from fastness.limits import NODE_FIRST_SECONDS, PUSHES_PER_MINUTE
 from fastness.lock_sessions import LockSessions
@@ -47,6 +47,7 @@ from fastness.runtime.maintenance.sqs_loop import SqsLoop
 from fastness.runtime.maintenance.sweeper import Sweeper
 from fastness.runtime.maintenance.table_compaction import TableCompaction
 from fastness.runtime.maintenance.timer_loop import TimerLoop
+from fastness.runtime.publishing import Publisher
 from fastness.runtime.quotas import Quotas
 from fastness.runtime.repeat_detector import RepeatDetector
 from fastness.runtime.waiting_consumers import WaitingConsumers
@@ -56,9 +57,6 @@ from fastness.wire.locks import LockSession
 from fastness.wire.queues import MessageLease
 
 _log = logging.getLogger("fastness.activity")
-_INTERNAL_EVENTS = frozenset(
-    (DUE, BEST_EFFORT_WRITTEN, TIMER_SET, SQS_WORK)
-)  # Events that are not written to the session log as they are.
 
 Started = TypeVar("Started")
 
@@ -104,6 +102,7 @@ class Services:
         self.pushes_per_minute = pushes_per_minute
         self.lease_renewer = LeaseRenewer(self._extend_messages, self._keep_lease)
         self.events = EventLogger(self.log, self.session)
+        database.publish = self._publisher().publish
         self.shared = shared  # Other processes write to the same key space.
         # Ordered locks are in the key space, because callers in other processes acquire them. A server sets it, too.
         self.shared_locks = shared
@@ -199,47 +198,48 @@ class Services:
         if self._activity is not None:
             self._activity.flush()
 
-    def publish(self, events: Sequence[tuple[Any, ...]]) -> None:
-        """Publish a committed transaction's events: to the session log, and to the sweeper that waits for due times.
+    def _publisher(self) -> Publisher:
+        """Publishes to the session logs, and to the threads that wait for something that an event tells them."""
+        publisher = Publisher()
+        publisher.subscribe(MessageEvent, self.events.add)
+        publisher.subscribe(LeaseEvent, self.events.add)
+        publisher.subscribe(MailEvent, self.events.add)
+        publisher.subscribe(MailEvent, self._sweep_mail)
+        publisher.subscribe(QueueDue, self._expect)
+        publisher.subscribe(TimerSet, self._note_timers)
+        publisher.subscribe(SqsWorkAdded, self._note_sqs_work)
+        publisher.subscribe(BestEffortWritten, self._log_best_effort)
+        return publisher
 
-        A failure here is logged and not raised: the transaction is committed, and its caller must not repeat it.
-        """
-        logged = [event for event in events if event[0] not in _INTERNAL_EVENTS]
-        try:
-            if logged:
-                self.events.add(logged)
-                if self._mail_sweeper is None and logged[0][0].startswith(MAIL_EVENTS):
-                    self._start(self.start_sweeping_mail)
-            for event in events if len(logged) < len(events) else ():
-                if event[0] == DUE:
-                    self._expect(*event[1:])
-                elif event[0] == BEST_EFFORT_WRITTEN:
-                    self._log_best_effort(*event[1:])
-                elif event[0] == TIMER_SET:
-                    self._note_timer(*event[1:])
-                elif event[0] == SQS_WORK:
-                    self._note_sqs_work()
-        except Exception:
-            _log.exception("the events of a commit could not be published")
-
-    def _log_best_effort(self, universe: str, session: str | None, record: bytes) -> None:
+    def _log_best_effort(self, events: list[BestEffortWritten]) -> None:
         """Write BEST_EFFORT fields to the session log. The fields they were written with are committed in any case."""
-        try:
-            self.log().log_encoded(universe, session or self.session, LOG_KIND, [record])
-        except Exception as error:
-            _log.warning("BEST_EFFORT fields of an entity of %s are missing from its session log: %s", universe, error)
+        for each in events:
+            try:
+                self.log().log_encoded(each.universe, each.session or self.session, LOG_KIND, [each.record])
+            except Exception as error:
+                _log.warning(
+                    "BEST_EFFORT fields of an entity of %s are missing from its session log: %s", each.universe, error
+                )
 
-    def _expect(self, queue: QueueKey, in_ms: int) -> None:
+    def _expect(self, events: list[QueueDue]) -> None:
         sweeper = self._sweeper or self._start(self.start_sweeping)
         if sweeper is not None:
-            sweeper.schedule(queue, SystemClock().now_ms() + in_ms)
+            for event in events:
+                sweeper.schedule(event.queue, SystemClock().now_ms() + event.in_ms)
 
-    def _note_timer(self, universe: str) -> None:
+    def _sweep_mail(self, events: list[MailEvent]) -> None:
+        del events
+        if self._mail_sweeper is None:
+            self._start(self.start_sweeping_mail)
+
+    def _note_timers(self, events: list[TimerSet]) -> None:
         loop = self._timer_loop or self._start(self.start_timers)
         if loop is not None:
-            loop.note_set(universe)
+            for event in events:
+                loop.note_set(event.universe)
 
-    def _note_sqs_work(self) -> None:
+    def _note_sqs_work(self, events: list[SqsWorkAdded]) -> None:
+        del events
         loop = self._sqs_loop or self._start(self.start_sqs_work)
         if loop is not None:
             loop.note_added()
@@ -278,7 +278,7 @@ class Services:
             return None
         with self._lock:
             if self._sweeper is None and not self._stopped:
-                self._sweeper = Sweeper(self.database, self.consumers, self.publish, shared=self.shared, duty=self.duty)
+                self._sweeper = Sweeper(self.database, self.consumers, shared=self.shared, duty=self.duty)
             return self._sweeper
 
     def start_sweeping_mail(self) -> None:
@@ -287,7 +287,7 @@ class Services:
             return
         with self._lock:
             if self._mail_sweeper is None and not self._stopped:
-                self._mail_sweeper = MailSweeper(self.database, self.publish, shared=self.shared, duty=self.duty)
+                self._mail_sweeper = MailSweeper(self.database, shared=self.shared, duty=self.duty)
 
     def start_timers(self) -> TimerLoop | None:
         """Fire the timers of worlds, from now on. They follow the clock of a test, too."""
@@ -296,7 +296,6 @@ class Services:
                 self._timer_loop = TimerLoop(
                     self.database,
                     self.consumers,
-                    self.publish,
                     shared=self.shared,
                     clock=self.clock,
                     duty=self.duty,
@@ -315,7 +314,6 @@ class Services:
                 self._sqs_loop = SqsLoop(
                     self.database,
                     self.consumers,
-                    self.publish,
                     worker=self.worker,
                     shared=self.shared,
                     clock=self.clock,

@@ -59,11 +59,11 @@ class Stores:
         self.blobs = BlobStore(services.database, services.objects, verify=verify)
         self.worlds = WorldStore(services.database, services.objects, self.blobs)
         self.runs = RunStore(services.database, self.worlds, services.clock, services.consumers)
-        self.effects = EffectWaiter(services.database, services.clock, services.consumers)
-        self.leases = LeaseWaiter(services.database, services.clock, services.consumers, services.publish)
-        self.shared_locks = SharedLockWaiter(
-            services.database, services.clock, services.consumers, services.lock_counters
-        )
+        waits = services.database, services.clock, services.consumers
+        self.effects, self.leases = EffectWaiter(*waits), LeaseWaiter(*waits)
+        self.mail, self.rows = MailWaiter(*waits), RowWaiter(*waits)
+        self.shared_locks = SharedLockWaiter(*waits, services.lock_counters)
+        self.hosting = HostingStore(*waits, services.revived_runs)
         self.entities = EntityStore(
             services.database,
             tables=services.locks,
@@ -75,34 +75,19 @@ class Stores:
             best_effort=services.best_effort,
             run_in_thread=self.run_in_thread,
         )
-        dispatcher = Dispatcher(
-            services.database, services.clock, services.consumers, services.publish, services.waiting_consumers
-        )
+        dispatcher = Dispatcher(*waits, services.waiting_consumers)
         self.queues, self.stale_queues = (
-            QueueStore(
-                database,
-                dispatcher,
-                self.blobs,
-                services.publish,
-                clock=services.clock,
-                options=services.consumers,
-            )
+            QueueStore(database, dispatcher, self.blobs, clock=services.clock, options=services.consumers)
             for database in (services.database, services.database.stale)
         )
-        self.sqs = SqsStore(services.database, services.publish, worker=services.worker)
-        self.mail = MailWaiter(services.database, services.clock, services.consumers, services.publish)
-        self.rows = RowWaiter(services.database, services.clock, services.consumers)
-        self.hosting = HostingStore(services.database, services.clock, services.consumers, services.revived_runs)
+        self.sqs = SqsStore(services.database, worker=services.worker)
         blobs = AsyncBlobStore(services.database, services.objects, verify=verify)
         self.ingress = ThreadedIngress(_ingress(services, blobs))
         self.backups = BackupStore(_checkpoints(services), services.objects, self.run_in_thread)
 
     def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier, **kwargs: Any) -> Result:
-        """Run `work(tx, *args, **kwargs)` as one commit, then publish its events."""
-        result: Result
-        result, events = self.services.database.transact(_run_with_space, work, args, kwargs, tier=tier)
-        if events:
-            self.services.publish(events)
+        """Run `work(tx, *args, **kwargs)` as one commit."""
+        result: Result = self.services.database.transact(_run_with_space, work, args, kwargs, tier=tier)
         return result
 
     def run_in_thread(self, function: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Result:
@@ -118,11 +103,11 @@ class AsyncStores:
         self.blobs = AsyncBlobStore(services.database, services.objects, verify=verify)
         self.worlds = AsyncWorldStore(services.database, services.objects, self.blobs)
         self.runs = AsyncRunStore(services.database, self.worlds, services.clock, services.consumers)
-        self.effects = AsyncEffectWaiter(services.database, services.clock, services.consumers)
-        self.leases = AsyncLeaseWaiter(services.database, services.clock, services.consumers, services.publish)
-        self.shared_locks = AsyncSharedLockWaiter(
-            services.database, services.clock, services.consumers, services.lock_counters
-        )
+        waits = services.database, services.clock, services.consumers
+        self.effects, self.leases = AsyncEffectWaiter(*waits), AsyncLeaseWaiter(*waits)
+        self.mail, self.rows = AsyncMailWaiter(*waits), AsyncRowWaiter(*waits)
+        self.shared_locks = AsyncSharedLockWaiter(*waits, services.lock_counters)
+        self.hosting = AsyncHostingStore(*waits, services.revived_runs)
         self.entities = AsyncEntityStore(
             services.database,
             tables=services.locks,
@@ -134,33 +119,18 @@ class AsyncStores:
             best_effort=services.best_effort,
             run_in_thread=self.run_in_thread,
         )
-        dispatcher = AsyncDispatcher(
-            services.database, services.clock, services.consumers, services.publish, services.waiting_consumers
-        )
+        dispatcher = AsyncDispatcher(*waits, services.waiting_consumers)
         self.queues, self.stale_queues = (
-            AsyncQueueStore(
-                database,
-                dispatcher,
-                self.blobs,
-                services.publish,
-                clock=services.clock,
-                options=services.consumers,
-            )
+            AsyncQueueStore(database, dispatcher, self.blobs, clock=services.clock, options=services.consumers)
             for database in (services.database, services.database.stale)
         )
-        self.sqs = AsyncSqsStore(services.database, services.publish, worker=services.worker)
-        self.mail = AsyncMailWaiter(services.database, services.clock, services.consumers, services.publish)
-        self.rows = AsyncRowWaiter(services.database, services.clock, services.consumers)
-        self.hosting = AsyncHostingStore(services.database, services.clock, services.consumers, services.revived_runs)
+        self.sqs = AsyncSqsStore(services.database, worker=services.worker)
         self.ingress = _ingress(services, self.blobs)
         self.backups = AsyncBackupStore(_checkpoints(services), services.objects, self.run_in_thread)
 
     async def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier, **kwargs: Any) -> Result:
-        """Run `work(tx, *args, **kwargs)` as one commit, then publish its events."""
-        result: Result
-        result, events = await self.services.database.transact_async(_run_with_space, work, args, kwargs, tier=tier)
-        if events:
-            self.services.publish(events)
+        """Run `work(tx, *args, **kwargs)` as one commit."""
+        result: Result = await self.services.database.transact_async(_run_with_space, work, args, kwargs, tier=tier)
         return result
 
     async def run_in_thread(self, function: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Result:
@@ -173,25 +143,16 @@ AnyStores: TypeAlias = Union[Stores, AsyncStores]  # noqa: UP007
 
 def _run_with_space(
     tx: Transaction, work: Callable[..., Result], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Result, list[tuple[Any, ...]]]:
-    """The result of `work`, and the events to publish once it is committed.
-
-    While the disk is nearly full, a transaction that writes must also delete something.
-    """
+) -> Result:
+    """The result of `work`. While the disk is nearly full, a transaction that writes must also delete something."""
     result = work(tx, *args, **kwargs)
     if tx.low_space and tx.writes and not tx.cleared and None not in tx.writes.values():
         raise low_space_error()
-    return result, tx.events
+    return result
 
 
 def _ingress(services: Services, blobs: AsyncBlobStore) -> Ingress:
-    return Ingress(
-        services.database,
-        blobs,
-        services.publish,
-        clock=services.clock,
-        pushes_per_minute=services.pushes_per_minute,
-    )
+    return Ingress(services.database, blobs, clock=services.clock, pushes_per_minute=services.pushes_per_minute)
 
 
 def _checkpoints(services: Services) -> Checkpoints:

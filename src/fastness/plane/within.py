@@ -12,9 +12,9 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, It
 from typing import Any, Final, NoReturn
 
 from fastness.errors import NestedTransaction, NotTransactional
-from fastness.kv import Result, Transaction
-from fastness.layers.field_tiers import BEST_EFFORT_WRITTEN
-from fastness.layers.queues import DUE
+from fastness.kv import Event, Result, Transaction
+from fastness.layers.field_tiers import BestEffortWritten
+from fastness.layers.queues import QueueDue
 from fastness.plane.atomic import execute_step
 from fastness.plane.executor import execute
 from fastness.plane.services import Services
@@ -31,7 +31,7 @@ from fastness.wire.worlds import DescribeWorld
 
 _READS: Final = (GetState, GetEntity, GetRows, ScanRows, DescribeWorld)
 _STORED_BEFORE: Final = (PutBlob,)  # If the caller rolls back, nothing names the blob, and it is deleted later.
-_Events = list[tuple[Any, ...]]
+_Events = list[Event]
 
 
 class _Within:
@@ -60,9 +60,9 @@ class _Within:
         return
 
     def _publish_due(self, events: _Events) -> None:
-        due = [event for event in events if event[0] == DUE]
+        due = [event for event in events if isinstance(event, QueueDue)]
         if due:
-            self._services.publish(due)
+            self._services.database.publish(due)
 
 
 class WithinTransport(_Within):
@@ -160,7 +160,7 @@ class AsyncWithinTransport(_Within):
 def _run(tx: Transaction, services: Services, request: Request[Answer]) -> tuple[Answer, _Events]:
     share_queues(tx, (request,))
     answer = execute_step(tx, services, request)
-    if isinstance(request, WriteEntities) and any(event[0] == BEST_EFFORT_WRITTEN for event in tx.events):
+    if isinstance(request, WriteEntities) and any(isinstance(event, BestEffortWritten) for event in tx.events):
         raise NotTransactional(
             "BEST_EFFORT fields go to the session log, which is no part of the transaction; write them with "
             "plane.entities, after your commit"

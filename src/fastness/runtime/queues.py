@@ -22,7 +22,6 @@ from fastness.limits import PAYLOAD_FETCH_BYTES_MAX, RESULT_CHECK_SECONDS
 from fastness.runtime.blobs import AsyncBlobStore
 from fastness.runtime.consumer_options import ConsumerOptions, Polling
 from fastness.runtime.dispatcher import AsyncDispatcher, LeaseOptions
-from fastness.runtime.publishing import Publish
 from fastness.tiers import Tier
 from fastness.wire.queues import (
     Deliveries,
@@ -49,7 +48,6 @@ class AsyncQueueStore:
         database: Database,
         dispatcher: AsyncDispatcher,
         blobs: AsyncBlobStore,
-        publish: Publish,
         *,
         clock: Clock | None = None,
         options: ConsumerOptions | None = None,
@@ -59,7 +57,6 @@ class AsyncQueueStore:
         self._polling = Polling(database, options or ConsumerOptions())
         self._dispatcher = dispatcher
         self._blobs = blobs
-        self._publish = publish
 
     async def receive(
         self,
@@ -104,8 +101,7 @@ class AsyncQueueStore:
         """Cancel a message; what it is then."""
         lease: FoundLease | None = None
         for _ in range(_SEARCHES_MAX):
-            found, events = await self._database.transact_async(queues.cancel, queue, id, lease=lease, tier=tier)
-            self._publish(events)
+            found = await self._database.transact_async(queues.cancel, queue, id, lease=lease, tier=tier)
             if not isinstance(found, SearchOn):
                 return found
             lease = await self._search(queue, id, found)
@@ -116,10 +112,9 @@ class AsyncQueueStore:
         outcomes = [Outcome()] * len(ids)
         left, leases = dict(enumerate(ids)), None
         for _ in range(_SEARCHES_MAX):
-            found, events = await self._database.transact_async(
+            found = await self._database.transact_async(
                 queues.cancel_many, queue, list(left.values()), leases=leases, tier=tier
             )
-            self._publish(events)
             results = dict(zip(left, found, strict=True))
             for index, each in results.items():
                 outcomes[index] = Outcome(each.code, str(each)) if isinstance(each, FastnessError) else Outcome()
@@ -232,16 +227,14 @@ class AsyncQueueStore:
         """Remove every message that is not leased, or all, a bounded number per transaction; once per `call`."""
         so_far = PurgeProgress()
         while so_far.after is not None:
-            so_far, events = await self._database.transact_async(queues.purge_step, queue, so_far, call, leased=leased)
-            self._publish(events)
+            so_far = await self._database.transact_async(queues.purge_step, queue, so_far, call, leased=leased)
         return Moved(so_far.count)
 
     async def delete(self, queue: QueueKey, *, force: bool, call: KeyedCall | None = None) -> Moved:
         """Remove a queue and its messages, a bounded number per transaction; once per `call`."""
         so_far = DeleteProgress()
         while not so_far.is_done:
-            so_far, events = await self._database.transact_async(queues.delete_step, queue, so_far, call, force=force)
-            self._publish(events)
+            so_far = await self._database.transact_async(queues.delete_step, queue, so_far, call, force=force)
         return Moved(so_far.count)
 
     async def redrive(
@@ -250,10 +243,7 @@ class AsyncQueueStore:
         """Return dead letters to the queue, a bounded number per transaction; once per `call`."""
         so_far = RedriveProgress()
         while not so_far.is_done:
-            so_far, events = await self._database.transact_async(
-                queues.redrive_step, queue, so_far, call, ids=ids, limit=limit
-            )
-            self._publish(events)
+            so_far = await self._database.transact_async(queues.redrive_step, queue, so_far, call, ids=ids, limit=limit)
         return Moved(so_far.count)
 
 

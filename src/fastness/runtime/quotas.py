@@ -48,6 +48,7 @@ from fastness.limits import (
 from fastness.tiers import Tier
 from fastness.wire.permissions import universes_of
 from fastness.wire.quotas import GetQuota, GetUsage, Quota, SetQuota, Usage
+from fastness.wire.requests import Request
 
 _log = logging.getLogger("fastness.quotas")
 MESSAGES: Final = "messages"
@@ -196,7 +197,7 @@ class UniverseUsage:
 
 
 class Quotas:
-    """The quotas of a plane. `database.quotas` is None while no universe has one, so nothing is asked or counted."""
+    """The quotas of a plane. `database.usage` is None while no universe has one, so nothing is asked or counted."""
 
     def __init__(self, database: Database, *, clock: Clock | None = None, shared: bool = False) -> None:
         self._database = database
@@ -241,7 +242,7 @@ class Quotas:
                     universes[universe].set_quota(quota)
                 self._universes = universes
                 self._by_prefix = {each.prefix: each for each in universes.values() if each.quota.bytes is not None}
-                self._database.quotas = self if universes else None
+                self._database.usage = self if universes else None
                 self._version = version
             if not universes:
                 return
@@ -292,7 +293,7 @@ class Quotas:
                 self._measured_lately.popitem(last=False)
             return known
 
-    # Transactions: see `kv.quotas`.
+    # Transactions: see `UsageCounter` in `kv.contract`, and `TransactionQuotas`.
 
     def begin(self) -> int:
         with self._lock:
@@ -341,14 +342,14 @@ class Quotas:
         if used + size > limit:
             raise self._bytes_refusal(found, size)
 
-    def check_request(self, request: Any) -> None:
+    def check_request(self, request: Request[Any]) -> None:
         if not self._by_prefix:
             return
         for universe in set(universes_of(request)):
             if (found := self._universes.get(universe)) is not None and found.quota.bytes is not None:
                 self.check_size(universe, len(msgspec.msgpack.encode(request)))
 
-    def check_written(self, tx: Transaction, request: Any) -> None:
+    def check_written(self, tx: Transaction, request: Request[Any]) -> None:
         if not self._by_prefix:
             return
         for universe in set(universes_of(request)):
@@ -421,7 +422,7 @@ class Quotas:
 
     # Calls and connections of a server.
 
-    def check_rate(self, request: Any) -> None:
+    def check_rate(self, request: Request[Any]) -> None:
         """Count a call to this server.
 
         Raises:
@@ -550,10 +551,10 @@ class _CallerQuotas:
     def check_size(self, universe: str, size: int) -> None:
         self._quotas.check_size(universe, size)
 
-    def check_request(self, request: Any) -> None:
+    def check_request(self, request: Request[Any]) -> None:
         self._quotas.check_request(request)
 
-    def check_written(self, tx: Transaction, request: Any) -> None:
+    def check_written(self, tx: Transaction, request: Request[Any]) -> None:
         self._quotas.check_written(tx, request)
 
     def add_writes(self, writes: Mapping[bytes, bytes | None]) -> None:

@@ -34,7 +34,6 @@ from fastness.limits import (
     RELAY_AUTHENTICATE_SECONDS,
     RELAY_BURST,
 )
-from fastness.mail_defaults import MailDefaults
 from fastness.names import UNIVERSE, checked_name
 from fastness.plane.open import Options
 from fastness.runtime.consumer_options import ConsumerOptions
@@ -42,6 +41,7 @@ from fastness.runtime.maintenance.space_options import SpaceOptions
 from fastness.server.http.limits import HttpLimits
 from fastness.server.mcp.options import LOCAL_AGENT, McpOptions
 from fastness.server.sqs.options import REGION, SqsOptions
+from fastness.wire.mail import MailPolicy
 
 _PREFIX: Final = "FASTNESS_"
 _FILE: Final = "FASTNESS_CONFIG"
@@ -188,7 +188,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 resilient_poll_seconds=self.queue_resilient_poll_interval_seconds,
             ),
             disk_reserve_bytes=self.disk_reserve_bytes,
-            mail=MailDefaults(self.mail_pending_max, self.mail_ttl_seconds),
+            mail=MailPolicy(self.mail_pending_max, self.mail_ttl_seconds),
             pushes_per_minute=self.ingress_pushes_per_minute,
         )
 

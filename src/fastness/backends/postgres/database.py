@@ -81,9 +81,7 @@ class PostgresDatabase(Database):
                 watches=self._watches,
                 writer=self._writer,
                 floor=floor,
-                data_format=lambda: self.data_format,
-                mail_defaults=lambda: self.mail_defaults,
-                quotas=lambda: self.quotas,
+                database=self,
                 isolation=isolation,
                 contention=self.contention,
                 cipher=self.cipher,
@@ -138,7 +136,10 @@ class PostgresDatabase(Database):
         del may_lose  # A commit waits for its sync, with all callers of the group.
         check_tier(tier)
         self._check_usable()
-        result: Result = self._committer.run(Job(work, args, kwargs, durable=tier is Tier.CRITICAL))
+        job = Job(work, args, kwargs, durable=tier is Tier.CRITICAL)
+        result: Result = self._committer.run(job)
+        if job.events:
+            self.publish(job.events)
         return result
 
     async def transact_async(
@@ -152,6 +153,8 @@ class PostgresDatabase(Database):
         assert job.waiter is not None
         await job.waiter
         result: Result = job.outcome()
+        if job.events:
+            self.publish(job.events)
         return result
 
     def read(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
@@ -198,9 +201,7 @@ class PostgresDatabase(Database):
             self._check_usable,
             clock=self._clock,
             ids=self._ids,
-            data_format=lambda: self.data_format,
-            mail_defaults=lambda: self.mail_defaults,
-            quotas=lambda: self.quotas,
+            database=self,
             cipher=self.cipher,
             load_keys=lambda: self.read(_load_keys),
         )
@@ -256,7 +257,7 @@ class PostgresDatabase(Database):
             session.start(b"read", durable=durable)
             view = SnapshotView(session)
             tx = Transaction(view, clock=self._clock or view, ids=self._ids, writable=False, writer=self._writer)
-            tx.data_format, tx.mail_defaults = self.data_format, self.mail_defaults
+            tx.data_format, tx.defaults = self.data_format, self.defaults
             try:
                 return run(tx, work, args, kwargs)
             finally:

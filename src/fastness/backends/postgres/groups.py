@@ -5,7 +5,6 @@ process holds is left out, and runs later in a group that waits for the lock.
 """
 
 import random
-from collections.abc import Callable
 from functools import partial
 from threading import get_ident
 from typing import Final, Literal, NamedTuple
@@ -25,12 +24,11 @@ from fastness.backends.postgres.retries import Conflicted, Disconnected, retry_t
 from fastness.backends.postgres.sessions import Session
 from fastness.clock import Clock, IdSource
 from fastness.errors import CommitUnknown
-from fastness.kv import Transaction, Watches
+from fastness.kv import Database, Transaction, Watches
 from fastness.kv.contention import Contention
+from fastness.kv.contract import UsageCounter
 from fastness.kv.execution import run
-from fastness.kv.quotas import DatabaseQuotas
 from fastness.kv.value_cipher import ValueCipher
-from fastness.mail_defaults import MailDefaults
 
 Isolation = Literal["locks", "serializable"]
 _BEGIN: Final = {"locks": b"begin", "serializable": b"serializable"}
@@ -52,9 +50,7 @@ class GroupOptions(NamedTuple):
     watches: Watches
     writer: str
     floor: KnownFloor
-    data_format: Callable[[], int]
-    mail_defaults: Callable[[], MailDefaults]
-    quotas: Callable[[], DatabaseQuotas | None]
+    database: Database  # Its `data_format`, `defaults` and `usage` apply.
     isolation: Isolation
     contention: Contention
     cipher: ValueCipher
@@ -105,18 +101,18 @@ class GroupRunner:
 
     def _attempt(self, group: list[Job], needs: Needs) -> None:
         session = self._open_session()
-        quotas = self._options.quotas()
-        ticket = None if quotas is None else quotas.begin()
+        usage = self._options.database.usage
+        ticket = None if usage is None else usage.begin()
         self._options.running_threads.add(get_ident())
         try:
-            self._run_once(session, group, needs, quotas)
+            self._run_once(session, group, needs, usage)
         finally:
             self._options.running_threads.discard(get_ident())
             session.rollback()
-            if quotas is not None and ticket is not None:
-                quotas.end(ticket)
+            if usage is not None and ticket is not None:
+                usage.end(ticket)
 
-    def _run_once(self, session: Session, group: list[Job], needs: Needs, quotas: DatabaseQuotas | None) -> None:
+    def _run_once(self, session: Session, group: list[Job], needs: Needs, usage: UsageCounter | None) -> None:
         options = self._options
         self._put_off, self._unstarted = [], []
         session.start(_BEGIN[options.isolation], durable=any(job.sync for job in group))
@@ -125,8 +121,8 @@ class GroupRunner:
         if needs:
             view.wait_for(needs)
         batch_tx = Transaction(view, clock=options.clock or view, ids=options.ids, writer=self._writer)
-        batch_tx.fence_floor, batch_tx.data_format = options.floor.value, options.data_format()
-        batch_tx.mail_defaults, batch_tx.quotas = options.mail_defaults(), quotas
+        batch_tx.fence_floor, batch_tx.data_format = options.floor.value, options.database.data_format
+        batch_tx.defaults, batch_tx.usage = options.database.defaults, usage
         ran = 0
         while ran < len(group) and batch_tx.size_bytes < limits.TRANSACTION_BYTES_MAX:
             batch_tx.renew_time()
@@ -144,8 +140,8 @@ class GroupRunner:
         self._unstarted = group[ran:]
         if len(self._put_off) == ran:
             return
-        if quotas is not None:
-            quotas.add_writes(batch_tx.writes)
+        if usage is not None:
+            usage.add_writes(batch_tx.writes)
         session.commit(batch_tx, view.log_position)
         options.watches.notify(batch_tx.writes, batch_tx.cleared)
 
@@ -175,7 +171,7 @@ def _try(job: Job, tx: Transaction, view: LockedView, session: Session) -> bool:
     job.result = job.error = None
     view.start_work()
     try:
-        job.result = run(tx, job.work, job.args, job.kwargs)
+        job.result, job.events = run(tx, job.work, job.args, job.kwargs), tx.events
         view.lock_writes(tx)
     except (Conflicted, Disconnected, KeyboardInterrupt):  # The last is for the thread that runs the group.
         raise

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastness.backends.postgres.locked_view import Needs
 from fastness.backends.postgres.parts import EVERYTHING
-from fastness.kv import Work
+from fastness.kv import Event, Work
 
 
 class Job:
@@ -18,6 +18,7 @@ class Job:
         "attempts",
         "done",
         "error",
+        "events",
         "kwargs",
         "loop",
         "needs",
@@ -46,6 +47,7 @@ class Job:
         self.attempts = 0  # and how often one was taken.
         self.result: Any = None
         self.error: BaseException | None = None
+        self.events: list[Event] = []  # To publish once it is committed.
         self.loop = loop
         self.done = threading.Lock() if loop is None else None
         self.waiter: asyncio.Future[None] | None = None if loop is None else loop.create_future()

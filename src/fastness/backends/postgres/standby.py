@@ -114,7 +114,7 @@ class StandbyReads(Database):
         session.start(b"read", durable=False)  # What a standby has replayed is on its disk.
         view = SnapshotView(session, may_lag=True)
         tx = Transaction(view, clock=self._clock or view, ids=self._ids, writable=False, writer=self._writer)
-        tx.mail_defaults = self._primary.mail_defaults
+        tx.defaults = self._primary.defaults
         try:
             result = run(tx, work, args, kwargs)
         except (Conflicted, Disconnected):

@@ -36,11 +36,9 @@ from fastness.backends.postgres.user_connections import (
 from fastness.backends.postgres.user_view import UserSession, UserView
 from fastness.clock import Clock, IdSource
 from fastness.errors import Busy, DatabaseFailed, TransactionRequired, Unreachable, WrongDatabase
-from fastness.kv import Result, Transaction, Work
+from fastness.kv import Database, Result, Transaction, Work
 from fastness.kv.execution import run
-from fastness.kv.quotas import DatabaseQuotas
 from fastness.kv.value_cipher import ValueCipher
-from fastness.mail_defaults import MailDefaults
 from fastness.threads import run_in_thread
 
 _WHERE: Final = """
@@ -95,9 +93,7 @@ class UserTransaction:
         *,
         clock: Clock | None,
         ids: IdSource,
-        data_format: Callable[[], int],
-        mail_defaults: Callable[[], MailDefaults],
-        quotas: Callable[[], DatabaseQuotas | None],
+        database: Database,
         cipher: ValueCipher,
         load_keys: Callable[[], None],
     ) -> None:
@@ -106,9 +102,7 @@ class UserTransaction:
         self._check_usable = check_usable  # Raises Closed if the plane was closed.
         self._clock = clock
         self._ids = ids
-        self._data_format = data_format
-        self._mail_defaults = mail_defaults
-        self._quotas = quotas
+        self._database = database  # Its `data_format`, `defaults` and `usage` apply.
         self._cipher = cipher
         self._load_keys = load_keys  # In a transaction of its own.
         self._asked: object = None  # The connection that is known to be one to the plane's database.
@@ -192,15 +186,15 @@ class UserTransaction:
         self, session: UserSession, view: UserView, work: Work[Result], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Result:
         tx = Transaction(view, clock=self._clock or view, ids=self._ids, writer=session.writer)
-        tx.fence_floor, tx.data_format = session.fence_floor, self._data_format()
-        quotas = self._quotas()
-        tx.mail_defaults, tx.quotas = self._mail_defaults(), None if quotas is None else quotas.of_caller()
+        tx.fence_floor, tx.data_format = session.fence_floor, self._database.data_format
+        usage = self._database.usage
+        tx.defaults, tx.usage = self._database.defaults, None if usage is None else usage.of_caller()
         result = run(tx, work, args, kwargs)
         if view.taken is not None:
             raise view.taken  # The function has caught it.
         view.lock_writes(tx)
-        if tx.quotas is not None:
-            tx.quotas.add_writes(tx.writes)
+        if tx.usage is not None:
+            tx.usage.add_writes(tx.writes)
         session.write(tx)
         return result
 

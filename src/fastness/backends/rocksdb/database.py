@@ -295,7 +295,7 @@ class RocksDatabase(SerialDatabase):
                 tx = Transaction(
                     PinnedPairs(self._rocks, self._path, self.cipher), clock=self._clock, ids=self._ids, writable=False
                 )
-                tx.fence_floor, tx.mail_defaults = self._fence_floor, self.mail_defaults
+                tx.fence_floor, tx.defaults = self._fence_floor, self.defaults
                 commit = self._last_commit()
                 return run(tx, work, args, kwargs), commit
         except Closed:

@@ -135,7 +135,7 @@ def _first_expired(tx: Transaction, keys: MailboxKeys, box: Box, limit: int) -> 
 def remove_expired(tx: Transaction, address: Address, box: Box, sequence: int, mail: Mail) -> None:
     """Remove an expired mail, and emit the event. The caller saves the box with `save_after_removal`."""
     remove(tx, keys_of(address), box, sequence, mail)
-    emit(tx, "mail.expired", address, mail.id, mail.sender)
+    emit(tx, "expired", address, mail.id, mail.sender)
 
 
 def _remove_expired_receipts(tx: Transaction, address: Address, keys: MailboxKeys, *, limit: int) -> int:

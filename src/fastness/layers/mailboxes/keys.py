@@ -23,14 +23,12 @@ from typing import Final, NamedTuple
 import msgspec
 
 from fastness.errors import DamagedDatabase, InvalidArgument
-from fastness.kv import Subspace, Transaction
+from fastness.kv import Event, Subspace, Transaction
 from fastness.limits import MAIL_SWEEP_SECONDS, MAIL_TTL_SECONDS_MAX, MAILBOX_MAILS_LIMIT_MAX
-from fastness.mail_defaults import MAIL_DEFAULTS
 from fastness.wire.mail import MailPolicy
 
 SLOT_MS: Final = int(MAIL_SWEEP_SECONDS * 1_000)
 SEQUENCE_BYTES: Final = 8
-MAIL_EVENTS: Final = "mail."  # The prefix of mail event kinds.
 
 _DEFAULT: Final = MailPolicy()
 _GETS_MAX: Final = 16  # Up to so many gets are cheaper than a scan.
@@ -45,6 +43,16 @@ class Address(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.agent}@{self.universe}"
+
+
+class MailEvent(Event, frozen=True, gc=False):
+    """A change of a mail."""
+
+    event: str
+    to: Address
+    id: str
+    sender: str
+    at_ms: int
 
 
 class Box(msgspec.Struct, array_like=True):
@@ -254,9 +262,9 @@ def add_due(tx: Transaction, keys: MailboxKeys, at_ms: int) -> int:
     return slot
 
 
-def emit(tx: Transaction, kind: str, address: Address, id: str, sender: str) -> None:
-    """Add an event about a mail, which is published after the commit. Its kind begins with `MAIL_EVENTS`."""
-    tx.events.append((kind, address, id, sender, tx.now_ms))
+def emit(tx: Transaction, event: str, address: Address, id: str, sender: str) -> None:
+    """Add an event about a mail, which is published after the commit."""
+    tx.emit(MailEvent(event, address, id, sender, tx.now_ms))
 
 
 def policy_of(tx: Transaction, universe: str) -> MailPolicy:
@@ -264,8 +272,9 @@ def policy_of(tx: Transaction, universe: str) -> MailPolicy:
     stored = tx.get(_policy_key(universe))
     if stored is not None:
         return _decode_policy(stored)
-    defaults = tx.mail_defaults
-    return _DEFAULT if defaults is MAIL_DEFAULTS else MailPolicy(defaults.pending_max, defaults.ttl_seconds)
+    default = tx.defaults.get(MailPolicy, _DEFAULT)
+    assert isinstance(default, MailPolicy)
+    return default
 
 
 def set_policy(tx: Transaction, universe: str, policy: MailPolicy) -> MailPolicy:

@@ -83,7 +83,7 @@ def deliver(
         for envelope in found:
             if envelope.sequence >= box.delivered:
                 by_sender.setdefault(envelope.sender, []).append((envelope.id, False))
-                emit(tx, "mail.delivered", address, envelope.id, envelope.sender)
+                emit(tx, "delivered", address, envelope.id, envelope.sender)
         for sender, mails in by_sender.items():
             receipts.write(tx, keys_at(sender), mails, to=keys.address, state=DELIVERED)
         box.delivered, changed = end, True
@@ -123,7 +123,7 @@ def confirm(tx: Transaction, address: Address, ids: Sequence[str]) -> int:
         remove(tx, keys, box, sequence, mail)
         was_stored = box.live_from is None or not box.live_from <= sequence < box.live_to
         by_sender.setdefault(mail.sender, []).append((id, was_stored))
-        emit(tx, "mail.confirmed", address, id, mail.sender)
+        emit(tx, "confirmed", address, id, mail.sender)
         removed += 1
     for sender, mails in by_sender.items():
         receipts.write(tx, keys_at(sender), mails, to=keys.address, state=CONFIRMED)

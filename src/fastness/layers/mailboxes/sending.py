@@ -44,7 +44,7 @@ def send(tx: Transaction, sender: Address, to: Address, new: NewMail) -> tuple[s
     box = box_of(tx, keys)
     if box.may_block:
         if tx.get(keys.block_key(sender)) is not None:
-            emit(tx, "mail.rejected", to, id, author)
+            emit(tx, "rejected", to, id, author)
             raise SenderBlocked(f"{to} blocks mail from {sender}; nothing was stored")
         if not box.next:  # The first mail; from here on `block` updates `may_block`.
             box.may_block = bool(tx.scan(*keys.blocked, limit=1))
@@ -55,12 +55,12 @@ def send(tx: Transaction, sender: Address, to: Address, new: NewMail) -> tuple[s
     if world is not None:
         agents.enqueue_mail(tx, world, new, sender=author, id=id, correlation_id=correlation_id)
         receipts.write(tx, home, [(id, False)], to=keys.address, state=CONFIRMED)
-        emit(tx, "mail.confirmed", to, id, author)
+        emit(tx, "confirmed", to, id, author)
         return id, False
     if box.count >= policy.pending_max:
         expire(tx, to, keys, box)
     if box.count >= policy.pending_max:
-        emit(tx, "mail.rejected", to, id, author)
+        emit(tx, "rejected", to, id, author)
         raise MailboxFull(
             f"The mailbox of {to} is full with {counted(box.count, 'mail')} (pending_max of its universe's mail "
             "policy); nothing was stored. Send it again when some of them are confirmed"
@@ -69,7 +69,7 @@ def send(tx: Transaction, sender: Address, to: Address, new: NewMail) -> tuple[s
     early = expires_ms < box.latest_ms
     _store(tx, keys, box, Mail(id, author, new.body, new.content_type, correlation_id, now_ms, expires_ms, early))
     receipts.write(tx, home, [(id, False)], to=keys.address, state=STORED)
-    emit(tx, "mail.stored", to, id, author)
+    emit(tx, "stored", to, id, author)
     return id, False
 
 
@@ -82,7 +82,7 @@ def _is_pending(tx: Transaction, to: Address, box: Box, position: bytes, author:
         save_after_removal(tx, keys, box)
         return False
     if known.sender != author:
-        emit(tx, "mail.rejected", to, known.id, author)
+        emit(tx, "rejected", to, known.id, author)
         raise InvalidArgument(
             f"{known.id!r} is the id of another sender's pending mail to {to}; nothing was stored. "
             "Choose another id, such as a UUIDv7"

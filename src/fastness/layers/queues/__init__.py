@@ -29,11 +29,11 @@ from fastness.layers.queues.by_id import (
     search_leases,
     update,
 )
-from fastness.layers.queues.counters import DUE, NEVER_MS
+from fastness.layers.queues.counters import NEVER_MS, MessageEvent, QueueDue
 from fastness.layers.queues.dead_letter_sources import sources as dead_letter_sources
 from fastness.layers.queues.dead_letters import RedriveProgress, redrive, redrive_step
 from fastness.layers.queues.enqueue import only_adds, put, remove_schedule, schedules_of, set_schedule
-from fastness.layers.queues.expiry import due_in, next_due, sweep, sweep_and_collect_events
+from fastness.layers.queues.expiry import due_in, next_due, sweep
 from fastness.layers.queues.failures import failures_of
 from fastness.layers.queues.history import read_history
 from fastness.layers.queues.key_flow import info as key_info
@@ -105,8 +105,9 @@ __all__ = [
     "purge_step",
     "stats",
     "survey",
-    "DUE",
+    "MessageEvent",
     "NEVER_MS",
+    "QueueDue",
     "RedriveProgress",
     "redrive",
     "redrive_step",
@@ -121,7 +122,6 @@ __all__ = [
     "due_in",
     "next_due",
     "sweep",
-    "sweep_and_collect_events",
     "QueueKey",
     "StoredMessage",
     "delivery_of",

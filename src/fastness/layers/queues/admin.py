@@ -1,7 +1,6 @@
 """Administration of queues: peek, leased messages, statistics, names, purge, and deletion."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
@@ -310,20 +309,20 @@ _decode_progress = msgspec.msgpack.Decoder(PurgeProgress).decode
 
 def purge_step(
     tx: Transaction, queue: QueueKey, progress: PurgeProgress, call: KeyedCall | None, *, leased: bool = False
-) -> tuple[PurgeProgress, list[tuple[Any, ...]]]:
-    """Purge one batch; returns the new progress, and the events to publish.
+) -> PurgeProgress:
+    """Purge one batch; returns the new progress.
 
     A repeated `call` resumes at the progress that is stored under its key.
     """
     before = None if call is None else stored_result(tx, call)
     progress = progress if before is None else _decode_progress(before)
     if progress.after is None:
-        return progress, []
+        return progress
     count, after = purge(tx, queue, after=progress.after, limit=MESSAGES_MAX, leased=leased)
     progress = PurgeProgress(progress.count + count, after)
     if call is not None:
         store_result(tx, call, progress)
-    return progress, tx.events
+    return progress
 
 
 class DeleteProgress(msgspec.Struct, frozen=True, array_like=True):
@@ -339,8 +338,8 @@ _decode_deletion = msgspec.msgpack.Decoder(DeleteProgress).decode
 
 def delete_step(
     tx: Transaction, queue: QueueKey, progress: DeleteProgress, call: KeyedCall | None, *, force: bool
-) -> tuple[DeleteProgress, list[tuple[Any, ...]]]:
-    """Delete one batch of a queue; returns the new progress, and the events to publish.
+) -> DeleteProgress:
+    """Delete one batch of a queue; returns the new progress.
 
     The first step removes the schedules, which would put messages, and the last one whatever is left: policy, counters,
     idempotency keys and ack records. An interrupted deletion leaves a valid queue with fewer messages. A repeated
@@ -352,7 +351,7 @@ def delete_step(
     before = None if call is None else stored_result(tx, call)
     progress = progress if before is None else _decode_deletion(before)
     if progress.is_done:
-        return progress, []
+        return progress
     if not force and (held := total_counters(tx, keys_of(queue)).leased) > 0:
         raise QueueInUse(
             f"Queue {queue.name} has {counted(held, 'leased message')}; wait until all are settled, or delete it with "
@@ -364,7 +363,7 @@ def delete_step(
     progress = _delete_batch(tx, queue, progress)
     if call is not None:
         store_result(tx, call, progress)
-    return progress, tx.events
+    return progress
 
 
 def _delete_batch(tx: Transaction, queue: QueueKey, progress: DeleteProgress) -> DeleteProgress:

@@ -166,10 +166,8 @@ def result(tx: Transaction, queue: QueueKey, id: str) -> MessageResult | None:
     return None if outcome is None else outcomes.result_of(number, outcome)
 
 
-def cancel(
-    tx: Transaction, queue: QueueKey, id: str, *, lease: FoundLease | None = None
-) -> tuple[MessageInfo | SearchOn, list[tuple[object, ...]]]:
-    """Cancel a message that is in the queue; what it is then, or where to search for it, and the events to publish.
+def cancel(tx: Transaction, queue: QueueKey, id: str, *, lease: FoundLease | None = None) -> MessageInfo | SearchOn:
+    """Cancel a message that is in the queue; what it is then, or where to search for it.
 
     Raises:
         InvalidArgument: `id` is not a message id.
@@ -177,17 +175,17 @@ def cancel(
     """
     queue_tx, number = QueueTransaction(tx, queue), parse_id(id)
     found = find_waiting(queue_tx, number)
-    return _cancel(queue_tx, number, found or _find_leased(queue_tx, number, lease)), tx.events
+    return _cancel(queue_tx, number, found or _find_leased(queue_tx, number, lease))
 
 
 def cancel_many(
     tx: Transaction, queue: QueueKey, ids: Sequence[str], *, leases: Mapping[bytes, FoundLease] | None
-) -> tuple[list[FastnessError | SearchOn | None], list[tuple[object, ...]]]:
-    """Cancel messages; for each None, or an error, or that its lease has to be searched for; and the events to publish.
+) -> list[FastnessError | SearchOn | None]:
+    """Cancel messages; for each None, or an error, or that its lease has to be searched for.
 
     `leases` is the result of `search_leases` for all of them; None: it was not searched for leases so far.
     """
-    return [_cancel_one_of(tx, queue, id, leases) for id in ids], tx.events
+    return [_cancel_one_of(tx, queue, id, leases) for id in ids]
 
 
 def _cancel_one_of(

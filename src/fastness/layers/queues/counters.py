@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from fastness.kv import Transaction, pages
+from fastness.kv import Event, Transaction, pages
 from fastness.layers.queues.history import history_key, history_value
 from fastness.layers.queues.key_states import KeyState, decode_state
 from fastness.layers.queues.keys import QueueKey, QueueKeys, keys_of
@@ -23,7 +23,25 @@ from fastness.wire.stored_messages import ID_BYTES, StoredHead, StoredMessage, e
 
 NEVER_MS = (1 << 63) - 1
 _ID_TIME_SHIFT = 80  # A UUIDv7 begins with its milliseconds; this many bits follow.
-DUE = "due"  # The event that something will be due earlier than known so far; its value is the delay in milliseconds.
+
+
+class MessageEvent(Event, frozen=True, gc=False):
+    """A change of a message."""
+
+    event: str
+    queue: QueueKey
+    id: bytes
+    correlation_id: str
+    at_ms: int
+    attempt: int  # The number of deliveries so far.
+    error: str | None
+
+
+class QueueDue(Event, frozen=True, gc=False):
+    """Something in a queue will be due earlier than known so far."""
+
+    queue: QueueKey
+    in_ms: int
 
 
 class QueueCounters(msgspec.Struct, array_like=True):
@@ -144,7 +162,7 @@ class QueueTransaction:
             self._save_key_states(self._key_states)
         self.tx.put(self.keys.counters_key(self.tx.writer), encode(self.counters))
         if self.counters.next_due_ms < self._due_ms:
-            self.tx.emit(DUE, self.queue, self.counters.next_due_ms - self.tx.now_ms)
+            self.tx.emit(QueueDue(self.queue, self.counters.next_due_ms - self.tx.now_ms))
 
     def key_state(self, key: str) -> KeyState:
         """The state of a key of messages. `save` writes it."""
@@ -231,7 +249,7 @@ class QueueTransaction:
     def emit_of(self, kind: str, id: bytes, correlation_id: str, attempts: int, error: str | None = None) -> None:
         """`emit` an event about the message with this id, correlation id and number of deliveries."""
         tx = self.tx
-        tx.events.append((kind, self.queue, id, correlation_id, tx.now_ms, attempts, error))
+        tx.events.append(MessageEvent(kind, self.queue, id, correlation_id, tx.now_ms, attempts, error))
         if self.counters.history_ms:
             self._record(kind, id, correlation_id, attempts, error)
 

@@ -6,7 +6,7 @@ letter queue like any message, and is never dead-lettered again.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -164,24 +164,21 @@ def redrive_step(
     *,
     ids: Sequence[str] | None,
     limit: int,
-) -> tuple[RedriveProgress, list[tuple[Any, ...]]]:
-    """Redrive one batch; returns the new progress, and the events to publish.
-
-    A repeated `call` resumes at the progress that is stored under its key.
-    """
+) -> RedriveProgress:
+    """Redrive one batch; returns the new progress. A repeated `call` resumes at what is stored under its key."""
     before = None if call is None else stored_result(tx, call)
     progress = progress if before is None else _decode_progress(before)
     requested = limit if ids is None else len(ids)
     size = min(MESSAGES_MAX, requested - progress.tried)
     if progress.is_done or size < 1:
-        return msgspec.structs.replace(progress, is_done=True), []
+        return msgspec.structs.replace(progress, is_done=True)
     batch = None if ids is None else ids[progress.tried : progress.tried + size]
     count = redrive(tx, queue, ids=batch, limit=size)
     tried = progress.tried + size
     progress = RedriveProgress(progress.count + count, tried, tried >= requested or (ids is None and count < size))
     if call is not None:
         store_result(tx, call, progress)
-    return progress, tx.events
+    return progress
 
 
 class LetterSize(NamedTuple):
@@ -205,8 +202,8 @@ def sizes(tx: Transaction, dead: QueueKey, *, after: bytes = b"", limit: int) ->
     return found, pairs[-1][0] if len(pairs) == limit else None
 
 
-def drop(tx: Transaction, dead: QueueKey, letters: Iterable[LetterSize]) -> tuple[int, list[tuple[Any, ...]]]:
-    """Remove dead letters, unless they were received or redriven since; how many, and the events to publish."""
+def drop(tx: Transaction, dead: QueueKey, letters: Iterable[LetterSize]) -> int:
+    """Remove dead letters, unless they were received or redriven since; how many."""
     dead_tx, count = QueueTransaction(tx, dead), 0
     for letter in letters:
         stored = tx.get(letter.key)
@@ -217,7 +214,7 @@ def drop(tx: Transaction, dead: QueueKey, letters: Iterable[LetterSize]) -> tupl
             count += 1
     if count:
         dead_tx.save()
-    return count, tx.events
+    return count
 
 
 def queues_of(tx: Transaction, universe: str, names: Iterable[str]) -> set[str]:

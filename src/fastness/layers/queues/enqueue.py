@@ -14,6 +14,7 @@ from fastness.layers.queues import groups, locations, unique_keys, upkeep
 from fastness.layers.queues.counters import NEVER_MS, QueueTransaction
 from fastness.layers.queues.keys import QueueKey, QueueKeys, keys_of
 from fastness.layers.queues.policies import check_exists, policy_of
+from fastness.layers.quotas import quotas_of
 from fastness.limits import (
     ATTRIBUTES_BYTES_MAX,
     ATTRIBUTES_MAX,
@@ -61,9 +62,9 @@ def put(
         if message.blob is not None:
             blobs.use(tx, queue.universe, message.blob)
     admitted = 0
-    if tx.quotas is not None:  # Before anything is written. Those that may be duplicates follow in `put_one`.
+    if tx.usage is not None:  # Before anything is written. Those that may be duplicates follow in `put_one`.
         admitted = sum([not _may_be_duplicate(message) for message in messages])
-        tx.quotas.admit_messages(tx, queue.universe, admitted)
+        quotas_of(tx).admit_messages(tx, queue.universe, admitted)
     queue_tx = QueueTransaction(tx, queue)
     queue_tx.admitted = admitted
     receipts = [
@@ -127,7 +128,7 @@ def put_one(queue_tx: QueueTransaction, policy: QueuePolicy, new: NewMessage, id
             queue_tx.remove_delayed(before)
             queue_tx.emit("replaced", before)
             remove_parts(queue_tx, before)
-    if tx.quotas is not None and not replaces and _may_be_duplicate(new):
+    if tx.usage is not None and not replaces and _may_be_duplicate(new):
         _admit_one(queue_tx)
     text = format_id(id)
     correlation_id = new.correlation_id or text
@@ -192,8 +193,7 @@ def put_one(queue_tx: QueueTransaction, policy: QueuePolicy, new: NewMessage, id
 def _admit_one(queue_tx: QueueTransaction) -> None:
     """Raise QuotaExceeded if the universe has no room for another message."""
     tx = queue_tx.tx
-    assert tx.quotas is not None, "the caller has checked it"
-    tx.quotas.admit_messages(tx, queue_tx.queue.universe, 1, unsaved=queue_tx.admitted)
+    quotas_of(tx).admit_messages(tx, queue_tx.queue.universe, 1, unsaved=queue_tx.admitted)
     queue_tx.admitted += 1
 
 
@@ -382,7 +382,7 @@ def fire_schedule(queue_tx: QueueTransaction, name: str) -> None:
         },
     )
     try:
-        if queue_tx.tx.quotas is not None and not _may_be_duplicate(message):
+        if queue_tx.tx.usage is not None and not _may_be_duplicate(message):
             _admit_one(queue_tx)
         put_one(queue_tx, policy_of(queue_tx.tx, queue_tx.queue), message, queue_tx.new_id(), Tier.CRITICAL)
         queue_tx.tx.expose()  # A receive may deliver it, although it is blocked.

@@ -4,8 +4,6 @@ Each has a due entry at its time. Every lease call on a queue processes the entr
 time, so correctness does not depend on a background process. The sweeper only makes it happen sooner.
 """
 
-from typing import Any
-
 from fastness.kv import Transaction
 from fastness.layers.queues import (
     by_id,
@@ -48,12 +46,6 @@ def next_due(tx: Transaction, queue: QueueKey) -> int:
 def due_in(tx: Transaction, queue: QueueKey) -> int:
     """In how many milliseconds something is due, by the transaction's clock."""
     return next_due(tx, queue) - tx.now_ms
-
-
-def sweep_and_collect_events(tx: Transaction, queue: QueueKey) -> list[tuple[Any, ...]]:
-    """`sweep`; returns the events to publish after the commit."""
-    sweep(tx, queue)
-    return tx.events
 
 
 def process_due(queue_tx: QueueTransaction) -> bool:

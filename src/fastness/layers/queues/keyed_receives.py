@@ -5,7 +5,6 @@ Messages whose lease expired or that were settled are left out, and no others ar
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
@@ -83,15 +82,15 @@ def lease_keyed(
 
 def ack_keyed(
     tx: Transaction, queue: QueueKey, *, call: KeyedCall | None, acks: Sequence[PackedAck]
-) -> tuple[list[RefusedAck], list[tuple[Any, ...]]]:
-    """`ack_packed` for a call that has to wait for its messages, once per `call`; and the events to publish."""
+) -> list[RefusedAck]:
+    """`ack_packed` for a call that has to wait for its messages, once per `call`."""
     keyed = None if call is None else _stored_keyed(tx, call)
     if keyed is not None and keyed.refused is not None:
-        return keyed.refused, tx.events
+        return keyed.refused
     refused = ack_packed(tx, queue, acks)
     if call is not None:
         store_result(tx, call, _KeyedLease([], refused=refused))
-    return refused, tx.events
+    return refused
 
 
 def stored_lease(tx: Transaction, queue: QueueKey, *, call: KeyedCall, with_state: bool) -> Leased | None:
@@ -112,18 +111,19 @@ def _still_leased(tx: Transaction, queue: QueueKey, call: KeyedCall, keyed: _Key
         store_result(tx, call, msgspec.structs.replace(keyed, retried=True))
     queue_tx = QueueTransaction(tx, queue)
     found = [held for id in keyed.leases for held in message_leases.load_all(tx, queue_tx.keys, id)]
-    leased = Leased([held for held in found if tx.now_ms < held.record.due_ms], NEVER_MS, tx.events, repeated=True)
+    leased = Leased([held for held in found if tx.now_ms < held.record.due_ms], NEVER_MS, repeated=True)
     leased.refused = keyed.refused or []
     leased.read_rest(queue_tx, leased.messages, with_state=with_state)
     return leased
 
 
-def release_undelivered(tx: Transaction, queue: QueueKey, leased: Leased, call: KeyedCall) -> list[tuple[Any, ...]]:
-    """`defer_all` messages whose consumer disconnected, and forget its call; returns the events to publish.
+def release_undelivered(tx: Transaction, queue: QueueKey, leased: Leased, call: KeyedCall | None) -> None:
+    """`defer_all` messages whose consumer disconnected, and forget its call, if it has a key.
 
     Does nothing if the consumer repeated the call on another connection, because it has the messages then.
     """
-    return [] if leased.repeated or not abandon_receive(tx, call) else defer_all(tx, queue, leased.messages)
+    if call is None or (not leased.repeated and abandon_receive(tx, call)):
+        defer_all(tx, queue, leased.messages)
 
 
 def abandon_receive(tx: Transaction, call: KeyedCall) -> bool:

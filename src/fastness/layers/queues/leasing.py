@@ -20,7 +20,6 @@ entries, or leased workflow states, is kept.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from fastness.errors import InvalidArgument
 from fastness.kv import Pair, Transaction
@@ -87,7 +86,6 @@ class Leased:
         "_messages",
         "blobs",
         "bodies",
-        "events",
         "failures",
         "leases",
         "more",
@@ -101,14 +99,12 @@ class Leased:
         self,
         leases: list[HeldLease],
         retry_in_ms: int = NEVER_MS,
-        events: list[tuple[Any, ...]] | None = None,
         *,
         repeated: bool = False,
         more: bool = False,
     ) -> None:
         self.leases = leases
         self.retry_in_ms = retry_in_ms
-        self.events = events or []  # To publish after the commit.
         self.repeated = repeated  # An earlier attempt of the same call leased them.
         self.more = more  # More messages are ready.
         self.states: list[SidecarState | None] = []  # The workflow states, if requested: one for each message.
@@ -237,9 +233,7 @@ def lease_or_wait(
     retry_in_ms = min(queue_tx.counters.next_due_ms - tx.now_ms, rate_wait_ms)
     if removed >= MESSAGES_MAX and len(heads) < allowed:
         retry_in_ms = 0  # Another transaction goes on.
-    leased = Leased(
-        leases, retry_in_ms, tx.events, more=more if tx.writer else _most_urgent(queue_tx.counters.ready) >= 0
-    )
+    leased = Leased(leases, retry_in_ms, more=more if tx.writer else _most_urgent(queue_tx.counters.ready) >= 0)
     leased.refused = refused
     leased.read_rest(queue_tx, heads, with_state=with_state)
     return leased

@@ -12,7 +12,6 @@ Every call names the lease of a delivery and its fence. A lease that has ended i
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import zip_longest
-from typing import Any
 
 from fastness.errors import FastnessError, InvalidArgument, MessageCancelled, QueueMessageLeaseMismatch
 from fastness.kv import Transaction
@@ -290,12 +289,11 @@ def nack(
     return message.correlation_id
 
 
-def defer_all(tx: Transaction, queue: QueueKey, messages: Sequence[StoredMessage]) -> list[tuple[Any, ...]]:
-    """Return leased messages that were never delivered, without counting a failure; returns the events to publish."""
+def defer_all(tx: Transaction, queue: QueueKey, messages: Sequence[StoredMessage]) -> None:
+    """Return leased messages that were never delivered, without counting a failure."""
     for message in messages:
         with suppress(QueueMessageLeaseMismatch):
             nack(tx, queue, MessageLease(format_id(message.id), message.lease_id, message.fence), counts=False)
-    return tx.events
 
 
 def reject(

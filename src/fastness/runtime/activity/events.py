@@ -13,13 +13,12 @@ from contextlib import suppress
 
 import msgspec
 
-from fastness.layers.leases import LEASE_EVENTS
-from fastness.layers.mailboxes.keys import MAIL_EVENTS
-from fastness.layers.queues import format_id
+from fastness.layers.leases import LeaseEvent
+from fastness.layers.mailboxes.keys import MailEvent
+from fastness.layers.queues import MessageEvent, format_id
 from fastness.limits import EVENTS_FLUSH_SECONDS, EVENTS_MAX
 from fastness.runtime.activity.log import ActivityLog
 from fastness.runtime.activity.rotation import FailureTracker
-from fastness.runtime.publishing import Event
 
 _logger = logging.getLogger("fastness.activity")
 
@@ -29,8 +28,11 @@ LEASE_KIND = "leases"
 _encode_lines = msgspec.json.Encoder().encode_lines
 
 
-class QueueEvent(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An event of a message.
+LoggedEvent = MessageEvent | MailEvent | LeaseEvent
+
+
+class MessageRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A `MessageEvent` in a session log.
 
     The attempt identifies the delivery that an event belongs to, so that a reader can order events, and can
     distinguish two events from one that was logged twice.
@@ -41,12 +43,12 @@ class QueueEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     id: str
     correlation_id: str
     at_ms: int
-    attempt: int = 0  # The number of deliveries so far.
-    error: str | None = None  # The last error of a dead letter.
+    attempt: int = 0
+    error: str | None = None
 
 
-class MailEvent(msgspec.Struct, frozen=True):
-    """An event of a mail."""
+class MailRecord(msgspec.Struct, frozen=True):
+    """A `MailEvent` in a session log."""
 
     event: str
     to: str
@@ -55,10 +57,10 @@ class MailEvent(msgspec.Struct, frozen=True):
     at_ms: int
 
 
-class LeaseEvent(msgspec.Struct, frozen=True):
-    """The outcome of a request for a lease that another owner held. Immediate grants are not logged."""
+class LeaseRecord(msgspec.Struct, frozen=True):
+    """A `LeaseEvent` in a session log."""
 
-    event: str  # granted, refused, or gone (the caller stopped waiting)
+    event: str
     key: str
     owner: str
     waited_ms: int
@@ -71,13 +73,13 @@ class EventLogger:
     def __init__(self, log: Callable[[], ActivityLog], session: str) -> None:
         self._log = log
         self._session = session
-        self._waiting: deque[Event] = deque()  # The kind, what it happened to, its id, and details.
+        self._waiting: deque[LoggedEvent] = deque()
         self._lock = threading.Lock()
         self._failures = FailureTracker("Writing events to session logs")
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def add(self, events: Sequence[Event]) -> None:
+    def add(self, events: Sequence[LoggedEvent]) -> None:
         """Queue the events of a committed transaction or of a `LeaseWaiter`."""
         self._waiting.extend(events)
         if self._thread is None:
@@ -91,17 +93,11 @@ class EventLogger:
         with self._lock:  # One writer at a time keeps the order.
             for event in [self._waiting.popleft() for _ in range(len(self._waiting))]:
                 try:
-                    kind, (universe, name), id = event[:3]
-                    if id.__class__ is bytes:
-                        by_log[universe, LOG_KIND].append(QueueEvent(kind, name, format_id(id), *event[3:]))
-                    elif kind.startswith(MAIL_EVENTS):
-                        kind, to = kind.removeprefix(MAIL_EVENTS), f"{name}@{universe}"
-                        by_log[universe, MAIL_KIND].append(MailEvent(kind, to, id, *event[3:]))
-                    else:
-                        kind = kind.removeprefix(LEASE_EVENTS)
-                        by_log[universe, LEASE_KIND].append(LeaseEvent(kind, name, id, *event[3:]))
+                    log, record = _record(event)
                 except Exception:  # The other events are still written.
-                    _logger.exception("a malformed event was dropped: %r", event[:3])
+                    _logger.exception("a malformed event was dropped: %r", event)
+                else:
+                    by_log[log].append(record)
             for (universe, log_kind), events in by_log.items():
                 try:
                     # Encoded in one call; a JSON line contains no line break.
@@ -134,3 +130,17 @@ class EventLogger:
                     self.write()
                 except Exception:
                     _logger.exception("unexpected error while writing events to session logs; continuing")
+
+
+def _record(event: LoggedEvent) -> tuple[tuple[str, str], msgspec.Struct]:
+    """The universe and the kind of the session log that an event is written to, and its record there."""
+    if isinstance(event, MessageEvent):
+        universe, queue = event.queue
+        id = format_id(event.id)
+        message = MessageRecord(event.event, queue, id, event.correlation_id, event.at_ms, event.attempt, event.error)
+        return (universe, LOG_KIND), message
+    if isinstance(event, MailEvent):
+        mail = MailRecord(event.event, str(event.to), event.id, event.sender, event.at_ms)
+        return (event.to.universe, MAIL_KIND), mail
+    lease = LeaseRecord(event.event, event.lease.key, event.owner, event.waited_ms, event.at_ms)
+    return (event.lease.universe, LEASE_KIND), lease

@@ -18,7 +18,7 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -136,7 +136,7 @@ def checked_labels(universe: object, session: object, kind: object) -> tuple[str
     return universe, session, kind
 
 
-def encode_record(record: Mapping[str, Any] | msgspec.Struct) -> bytes:
+def encode_record(record: Mapping[str, object] | msgspec.Struct) -> bytes:
     """The record as a JSON object on one line. NaN and infinities become null.
 
     Raises:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -113,7 +113,7 @@ class ActivityLog:
             raise
 
     def log(
-        self, universe: str, session: str, record: Mapping[str, Any] | msgspec.Struct, *, kind: str = "activity"
+        self, universe: str, session: str, record: Mapping[str, object] | msgspec.Struct, *, kind: str = "activity"
     ) -> None:
         """Accept a record; the caller may change it afterwards.
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -74,7 +74,7 @@ class SessionLog:
         self._written = self._dropped = self._bytes = 0
         self._last_ms = self._now_ms()
 
-    def log(self, record: Mapping[str, Any] | msgspec.Struct) -> None:
+    def log(self, record: Mapping[str, object] | msgspec.Struct) -> None:
         """Accept a record, as `ActivityLog.log` does."""
         self.accept((encode_record(record),))
 

@@ -38,6 +38,7 @@ from fastness.kv import Database
 from fastness.kv.closing_at_exit import keep_until_exit
 from fastness.layers import agents
 from fastness.layers.mailboxes import Address
+from fastness.layers.quotas import quotas_of
 from fastness.runtime.blobs import AsyncBlobStore
 from fastness.runtime.ingress import validation
 from fastness.runtime.ingress.buffer import IngressBuffer
@@ -45,7 +46,6 @@ from fastness.runtime.ingress.dedupe import Dedupe, Reservation, Stage, key_of
 from fastness.runtime.ingress.recent import RecentPushes
 from fastness.runtime.ingress.validation import IngressCounters, QueuedPush
 from fastness.runtime.ingress.writer import OnFlush, PushWriter, short_reason
-from fastness.runtime.publishing import Publish
 from fastness.runtime.rate_limits import RateLimiter
 from fastness.runtime.timers import sleep
 from fastness.tiers import Tier
@@ -76,7 +76,6 @@ class Ingress:
         self,
         database: Database,
         blobs: AsyncBlobStore,
-        publish: Publish,
         *,
         clock: Clock | None = None,
         pushes_per_minute: int = limits.PUSHES_PER_MINUTE,
@@ -98,7 +97,6 @@ class Ingress:
             database,
             self._buffer,
             self.dedupe,
-            publish=publish,
             clock=self._clock,
             counters=self.counters,
         )
@@ -293,8 +291,8 @@ class Ingress:
         validation.check_fields(new)
         self._check_rate(author)
         payload = validation.payload_of(new)
-        if self._database.quotas is not None:
-            self._database.quotas.check_size(to.universe, len(payload))
+        if self._database.usage is not None:
+            quotas_of(self._database).check_size(to.universe, len(payload))
         validation.check_session(new)
         key = key_of(recipient, author, new.topic, new.idempotency_key)
         known = self.dedupe.find(key)

@@ -24,7 +24,6 @@ from fastness.layers.mailboxes import Address
 from fastness.runtime.ingress.buffer import IngressBuffer
 from fastness.runtime.ingress.dedupe import Dedupe, Stage
 from fastness.runtime.ingress.validation import IngressCounters, QueuedPush
-from fastness.runtime.publishing import Event, Publish
 from fastness.runtime.timers import call_after, wake
 from fastness.tiers import Tier
 
@@ -46,12 +45,10 @@ class PushWriter:
         buffer: IngressBuffer[QueuedPush],
         keys: Dedupe,
         *,
-        publish: Publish,
         clock: Clock,
         counters: IngressCounters,
     ) -> None:
         self._database = database
-        self._publish = publish
         self._clock = clock
         self._buffer = buffer
         self._keys = keys
@@ -145,9 +142,8 @@ class PushWriter:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _store(self, batch: list[QueuedPush], abandoned: threading.Event) -> list[SendOutcome]:
-        outcomes, events = self._database.transact(_send_all, batch, abandoned)
+        outcomes = self._database.transact(_send_all, batch, abandoned)
         self._forget(batch)
-        self._publish(events)
         return outcomes
 
     def _save(self, entries: list[Entry]) -> None:
@@ -223,15 +219,13 @@ def short_reason(error: Exception) -> str:
     return str(error) if isinstance(error, FastnessError | TimeoutError) and str(error) else type(error).__name__
 
 
-def _send_all(
-    tx: Transaction, batch: list[QueuedPush], abandoned: threading.Event
-) -> tuple[list[SendOutcome], list[Event]]:
+def _send_all(tx: Transaction, batch: list[QueuedPush], abandoned: threading.Event) -> list[SendOutcome]:
     """The outcome of each push: the id of its mail and whether it is a duplicate, or the error."""
     if abandoned.is_set():
         raise Busy("The batch was abandoned before its commit started")
     outcomes = run_batch(tx, [(_send, each) for each in batch], Exception)
     assert len(outcomes) == len(batch), "INGRESS_BATCH_BYTES_MAX keeps a batch within one transaction"
-    return outcomes, tx.events
+    return outcomes
 
 
 def _send(tx: Transaction, each: QueuedPush) -> SendOutcome:

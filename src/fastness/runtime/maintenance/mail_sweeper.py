@@ -14,13 +14,12 @@ from collections.abc import Iterator
 from random import Random
 
 from fastness.errors import Closed, DecryptionFailed, FastnessError
-from fastness.kv import Database, Transaction
+from fastness.kv import Database
 from fastness.layers import mailboxes, worlds
 from fastness.layers.mailboxes import Address
 from fastness.limits import DUTY_CHECK_SECONDS, MAIL_SWEEP_SECONDS, MAIL_SWEEPS_MAX
 from fastness.runtime.maintenance.duty import Duty
 from fastness.runtime.maintenance.skipping import skip_undecryptable
-from fastness.runtime.publishing import Event, Publish
 from fastness.tiers import Tier
 
 _log = logging.getLogger("fastness.mail")
@@ -31,10 +30,9 @@ _JITTER = 0.1  # Share of the interval: spreads the sweeps of several nodes.
 class MailSweeper:
     """A thread that sweeps all universes at an interval; an error in one is logged, and the others continue."""
 
-    def __init__(self, database: Database, publish: Publish, *, shared: bool, duty: Duty | None = None) -> None:
+    def __init__(self, database: Database, *, shared: bool, duty: Duty | None = None) -> None:
         self._database = database
         self._duty = duty or Duty()
-        self._publish = publish
         self._jitter = _JITTER if shared else 0.0
         self._random = Random()
         self._stopping = threading.Event()
@@ -74,9 +72,7 @@ class MailSweeper:
                 if not entries:
                     break
                 # A power loss may undo this; the next sweep removes it again.
-                counts, events = self._database.transact(_sweep, universe, entries, tier=Tier.IMPORTANT)
-                cleaned.update(counts)
-                self._publish(events)
+                cleaned.update(self._database.transact(mailboxes.sweep, universe, entries, tier=Tier.IMPORTANT))
         except (Closed, DecryptionFailed):
             raise
         except FastnessError as error:
@@ -94,7 +90,3 @@ class MailSweeper:
         while found := self._database.read(worlds.universes, after=universe, limit=_PAGE):
             universe = found[-1]
             yield from found
-
-
-def _sweep(tx: Transaction, universe: str, entries: list[bytes]) -> tuple[dict[str, int], list[Event]]:
-    return mailboxes.sweep(tx, universe, entries), tx.events

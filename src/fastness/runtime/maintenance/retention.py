@@ -22,7 +22,6 @@ from fastness.limits import MESSAGES_MAX, PAGE_ITEMS
 from fastness.runtime.maintenance.scan import scan_range, universes
 from fastness.runtime.maintenance.skipping import skip_undecryptable
 from fastness.runtime.maintenance.space_options import SpaceOptions
-from fastness.runtime.publishing import Publish
 from fastness.tiers import Tier
 from fastness.wire.worlds import Described
 
@@ -121,18 +120,18 @@ def _find_meta(tx: Transaction, world: World) -> WorldMeta | None:
 # Dead letters.
 
 
-def trim_dead_letters(database: Database, options: SpaceOptions, publish: Publish) -> int:
+def trim_dead_letters(database: Database, options: SpaceOptions) -> int:
     """Delete the oldest dead letters of the universes that have more bytes of them than allowed; how many."""
     if options.dead_letter_bytes_max is None:
         return 0
     count = 0
     for universe in universes(database):
         with skip_undecryptable(database, universe, "the retention of dead letters"):
-            count += _trim_dead_letters_of(database, universe, options.dead_letter_bytes_max, publish)
+            count += _trim_dead_letters_of(database, universe, options.dead_letter_bytes_max)
     return count
 
 
-def _trim_dead_letters_of(database: Database, universe: str, bytes_max: int, publish: Publish) -> int:
+def _trim_dead_letters_of(database: Database, universe: str, bytes_max: int) -> int:
     found = [
         (letter, queue) for queue in _dead_letter_queues(database, universe) for letter in _letters(database, queue)
     ]
@@ -146,9 +145,7 @@ def _trim_dead_letters_of(database: Database, universe: str, bytes_max: int, pub
     count = 0
     for queue, letters in surplus.items():
         for at in range(0, len(letters), MESSAGES_MAX):
-            dropped, events = database.transact(dead_letters.drop, queue, letters[at : at + MESSAGES_MAX])
-            publish(events)
-            count += dropped
+            count += database.transact(dead_letters.drop, queue, letters[at : at + MESSAGES_MAX])
     if count:
         _log.info("%s dead letters of %s deleted", count, universe)
     return count

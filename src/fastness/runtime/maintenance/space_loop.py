@@ -16,7 +16,6 @@ from fastness.runtime.maintenance.duty import Duty
 from fastness.runtime.maintenance.garbage_collection import is_collection_due
 from fastness.runtime.maintenance.space_counters import SpaceCounters
 from fastness.runtime.maintenance.space_options import SpaceOptions
-from fastness.runtime.publishing import Publish, discard
 
 _log = logging.getLogger("fastness.upkeep")
 _STEPS: Final = {
@@ -42,7 +41,6 @@ class SpaceLoop:
         every_seconds: float,
         *,
         worlds: retention.Deleter,
-        publish: Publish = discard,
         counters: SpaceCounters | None = None,
         duty: Duty | None = None,
     ) -> None:
@@ -50,7 +48,6 @@ class SpaceLoop:
         self._objects = objects
         self._worlds = worlds
         self._options = options
-        self._publish = publish
         self._every_seconds = every_seconds
         self._duty = duty or Duty()
         self._counters = counters or SpaceCounters()
@@ -110,7 +107,7 @@ class SpaceLoop:
         retention.trim_worlds(self._database, self._worlds, self._options)
 
     def _trim_dead_letters(self) -> None:
-        retention.trim_dead_letters(self._database, self._options, self._publish)
+        retention.trim_dead_letters(self._database, self._options)
 
     def _trim_results(self) -> None:
         retention.delete_results(self._database)

@@ -29,7 +29,6 @@ from fastness.limits import DUTY_CHECK_SECONDS
 from fastness.runtime.consumer_options import ConsumerOptions
 from fastness.runtime.maintenance.duty import Duty
 from fastness.runtime.maintenance.skipping import skip_undecryptable
-from fastness.runtime.publishing import Publish
 from fastness.tiers import Tier
 
 _log = logging.getLogger("fastness.sqs")
@@ -53,7 +52,6 @@ class SqsLoop:
         self,
         database: Database,
         options: ConsumerOptions,
-        publish: Publish,
         *,
         worker: str,
         shared: bool,
@@ -62,7 +60,6 @@ class SqsLoop:
     ) -> None:
         self._database = database
         self._options = options
-        self._publish = publish
         self._worker = worker
         self._shared = shared
         self._clock = clock
@@ -189,7 +186,6 @@ class SqsLoop:
         """Do a bounded number of steps."""
         for _ in range(_STEPS_MAX):
             done = self._database.transact(_STEPS[key.kind], QueueKey(key.universe, key.queue), self._worker)
-            self._publish(done.events)
             if done.in_ms is None:
                 return None
             if done.in_ms or self._stopping:

@@ -26,7 +26,6 @@ from fastness.limits import DUTY_CHECK_SECONDS
 from fastness.runtime.consumer_options import ConsumerOptions
 from fastness.runtime.maintenance.duty import Duty
 from fastness.runtime.maintenance.skipping import skip_undecryptable
-from fastness.runtime.publishing import Publish
 from fastness.tiers import Tier
 
 _log = logging.getLogger("fastness.sweeper")
@@ -45,14 +44,12 @@ class Sweeper:
         self,
         database: Database,
         options: ConsumerOptions,
-        publish: Publish,
         *,
         shared: bool,
         duty: Duty | None = None,
     ) -> None:
         self._database = database
         self._options = options
-        self._publish = publish
         self._shared = shared
         self._duty = duty or Duty()
         self._scan_seconds_max = options.poll_seconds + options.poll_jitter_seconds
@@ -163,7 +160,7 @@ class Sweeper:
             if in_ms > 0:
                 self.schedule(queue, self._now_ms() + in_ms)
                 return
-            self._publish(self._database.transact(queues.sweep_and_collect_events, queue))
+            self._database.transact(queues.sweep, queue)
         self.schedule(queue, self._now_ms())
 
     def _run_upkeep(self, queue: QueueKey) -> None:

@@ -28,7 +28,6 @@ from fastness.limits import DUTY_CHECK_SECONDS, TIMER_BATCH, TIMER_LATE_SECONDS
 from fastness.runtime.consumer_options import ConsumerOptions
 from fastness.runtime.maintenance.duty import Duty
 from fastness.runtime.maintenance.skipping import skip_undecryptable
-from fastness.runtime.publishing import Event, Publish
 from fastness.tiers import Tier
 
 _log = logging.getLogger("fastness.timers")
@@ -47,7 +46,6 @@ class TimerLoop:
         self,
         database: Database,
         options: ConsumerOptions,
-        publish: Publish,
         *,
         shared: bool,
         clock: Clock | None = None,
@@ -55,7 +53,6 @@ class TimerLoop:
     ) -> None:
         self._database = database
         self._options = options
-        self._publish = publish
         self._shared = shared
         self._clock = clock
         self._duty = duty or Duty()
@@ -185,7 +182,7 @@ class TimerLoop:
     def _fire(self, universe: str, due: Sequence[DueTimer]) -> bool:
         """Fire timers; whether all of them are gone now. One that cannot be fired does not stop the others."""
         try:
-            self._publish(self._database.transact(_fire, universe, due))
+            self._database.transact(timer_firing.fire, universe, due)
         except (Backend, Busy, Closed):  # Not specific to a timer.
             raise
         except Exception:
@@ -217,8 +214,3 @@ def _look(tx: Transaction, universe: str, late_ms: int, after: DueTimer | None) 
         return due, None
     next_ns = timers.next_due_ns(tx, universe)
     return [], None if next_ns is None else max(-((now_ns - next_ns) // _NS_PER_MS), 0)
-
-
-def _fire(tx: Transaction, universe: str, due: Sequence[DueTimer]) -> list[Event]:
-    timer_firing.fire(tx, universe, due)
-    return tx.events

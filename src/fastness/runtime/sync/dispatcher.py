@@ -16,7 +16,6 @@ from fastness.layers.queues import Leased, Prefetched, QueueKey
 from fastness.runtime.cancellation import finish_or_undo
 from fastness.runtime.consumer_options import ConsumerOptions, Polling
 from fastness.runtime.locks.table import LockTable
-from fastness.runtime.publishing import Publish, discard
 from fastness.runtime.waiting_consumers import SharedLine, SharedLines, WaitingConsumers
 from fastness.tiers import Tier
 from fastness.wire.queues import PackedAck, RefusedAck
@@ -53,11 +52,9 @@ class Dispatcher:
         database: Database,
         clock: Clock | None,
         options: ConsumerOptions,
-        publish: Publish | None = None,
         waiting: WaitingConsumers | None = None,
     ) -> None:
         self._database = database
-        self._publish = publish or discard
         self._clock = clock or SystemClock()
         self._polling = Polling(database, options)
         self._is_serial = isinstance(database, SerialDatabase)  # Transactions run once, one at a time.
@@ -126,11 +123,7 @@ class Dispatcher:
             if before is not None:
                 return before
         if acks and refused is None:
-            refused, events = self._database.transact(
-                queues.ack_keyed, queue, call=call, acks=acks, tier=durability["tier"]
-            )
-            if events:
-                self._publish(events)
+            refused = self._database.transact(queues.ack_keyed, queue, call=call, acks=acks, tier=durability["tier"])
         until_ms = self._clock.now_ms() + wait_ms
         with self._waiting.one_more():
             try:
@@ -226,8 +219,6 @@ class Dispatcher:
             self._database.transact(lease, queue, prefetched=prefetched, acks=acks, **durability, **options),
             partial(self._release_cancelled, queue, call),
         )
-        if leased.events:
-            self._publish(leased.events)
         if refused is not None:
             leased.refused = refused
         return leased
@@ -235,12 +226,12 @@ class Dispatcher:
     def release_undelivered(self, queue: QueueKey, leased: Leased, call: KeyedCall | None) -> None:
         """Release messages that were leased and could not be delivered, without counting an attempt."""
         if leased.leases:
-            self._publish(self._database.transact(*_release_work(queue, leased, call)))
+            self._database.transact(queues.release_undelivered, queue, leased, call)
 
     def _release_cancelled(self, queue: QueueKey, call: KeyedCall | None, leased: Leased) -> None:
         """Release messages whose consumer was cancelled before it received them, without counting an attempt."""
         if leased.leases:
-            self._publish(self._database.transact(*_release_work(queue, leased, call)))
+            self._database.transact(queues.release_undelivered, queue, leased, call)
 
 
 def _lease_and_leave_line(
@@ -251,10 +242,3 @@ def _lease_and_leave_line(
     if leased.leases and leased.more:  # Otherwise it would find nothing, and delay the sync of this delivery.
         leave_line()
     return leased
-
-
-def _release_work(queue: QueueKey, leased: Leased, call: KeyedCall | None) -> tuple[Any, ...]:
-    """The transaction function that releases a delivery, and its arguments."""
-    if call is None:
-        return queues.defer_all, queue, leased.messages
-    return queues.release_undelivered, queue, leased, call

@@ -11,25 +11,21 @@ from fastness.errors import LeaseHeld, LockTimeout
 from fastness.kv import Database, Transaction
 from fastness.layers import leases
 from fastness.layers.idempotency import KeyedCall
-from fastness.layers.leases import LEASE_EVENTS, Grant, LeaseKey
+from fastness.layers.leases import Grant, LeaseEvent, LeaseKey
 from fastness.limits import LEASE_CALLERS_SHOWN
 from fastness.runtime.cancellation import finish_or_undo
 from fastness.runtime.consumer_options import ConsumerOptions, Polling
 from fastness.runtime.locks.table import HolderInfo, LockTable
-from fastness.runtime.publishing import Publish, discard
 from fastness.wire.leases import Described, Granted, LeaseCaller, LeaseLine, LeaseProof, LockPlace, Waits
 
 
 class LeaseWaiter:
     """Grants leases, immediately or after a wait."""
 
-    def __init__(
-        self, database: Database, clock: Clock | None, options: ConsumerOptions, publish: Publish | None = None
-    ) -> None:
+    def __init__(self, database: Database, clock: Clock | None, options: ConsumerOptions) -> None:
         self._database = database
         self._clock = clock or SystemClock()
         self._polling = Polling(database, options)
-        self._publish = publish or discard
         self._lines = LockTable(("lease",), nested=False)
         self._callers: dict[int, tuple[LeaseKey, str, float]] = {}  # Those that wait: key, owner, since when.
         self._numbers = count()
@@ -107,7 +103,7 @@ class LeaseWaiter:
         finally:
             del self._callers[number]
             now_ms = self._clock.now_ms()
-            self._publish([(LEASE_EVENTS + outcome, lease, owner, now_ms - began_ms, now_ms)])
+            self._database.publish([LeaseEvent(outcome, lease, owner, now_ms - began_ms, now_ms)])
 
     def waits(self, universe: str, locks: Sequence[HolderInfo], *, limit: int) -> Waits:
         """The lease lines of a universe in this process, with the holders and waiters of its locks."""

@@ -4,13 +4,12 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from fastness.clock import Clock, SystemClock, on_clock_change
-from fastness.kv import Database, Transaction
+from fastness.kv import Database
 from fastness.layers import mailboxes
 from fastness.layers.mailboxes import Address
 from fastness.runtime.consumer_options import ConsumerOptions, Polling
-from fastness.runtime.publishing import Event, Publish
 from fastness.tiers import Tier
-from fastness.wire.mail import Envelope, MailReceipts, Mails
+from fastness.wire.mail import MailReceipts, Mails
 
 Found = TypeVar("Found", Mails, MailReceipts)
 
@@ -18,11 +17,10 @@ Found = TypeVar("Found", Mails, MailReceipts)
 class MailWaiter:
     """Reads mail and receipts, immediately or after a wait."""
 
-    def __init__(self, database: Database, clock: Clock | None, options: ConsumerOptions, publish: Publish) -> None:
+    def __init__(self, database: Database, clock: Clock | None, options: ConsumerOptions) -> None:
         self._database = database
         self._clock = clock or SystemClock()
         self._polling = Polling(database, options)
-        self._publish = publish
 
     def read(
         self,
@@ -46,11 +44,9 @@ class MailWaiter:
             if peek:
                 found = self._database.read(mailboxes.peek, address, after=after, limit=limit, tier=tier)
                 return Mails(found)
-            found, live_from, events = self._database.transact(
-                _deliver, address, after=after, limit=limit, session=session, bytes_max=bytes_max, tier=tier
+            found, live_from = self._database.transact(
+                mailboxes.deliver, address, after=after, limit=limit, session=session, bytes_max=bytes_max, tier=tier
             )
-            if events:
-                self._publish(events)
             return Mails(found, live_from)
 
         return self._wait(address, wait_ms, read_once)
@@ -84,10 +80,3 @@ class MailWaiter:
 
 def _has_items(found: Mails | MailReceipts) -> bool:
     return bool(found.mails if isinstance(found, Mails) else found.receipts)
-
-
-def _deliver(
-    tx: Transaction, address: Address, *, after: int, limit: int, session: str | None, bytes_max: int | None
-) -> tuple[list[Envelope], int | None, list[Event]]:
-    found, live_from = mailboxes.deliver(tx, address, after=after, limit=limit, session=session, bytes_max=bytes_max)
-    return found, live_from, tx.events

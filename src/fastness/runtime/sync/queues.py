@@ -20,7 +20,6 @@ from fastness.layers.idempotency import KeyedCall
 from fastness.layers.queues import DeleteProgress, FoundLease, PurgeProgress, QueueKey, RedriveProgress, SearchOn
 from fastness.limits import PAYLOAD_FETCH_BYTES_MAX, RESULT_CHECK_SECONDS
 from fastness.runtime.consumer_options import ConsumerOptions, Polling
-from fastness.runtime.publishing import Publish
 from fastness.runtime.sync.blobs import BlobStore
 from fastness.runtime.sync.dispatcher import Dispatcher, LeaseOptions
 from fastness.tiers import Tier
@@ -49,7 +48,6 @@ class QueueStore:
         database: Database,
         dispatcher: Dispatcher,
         blobs: BlobStore,
-        publish: Publish,
         *,
         clock: Clock | None = None,
         options: ConsumerOptions | None = None,
@@ -59,7 +57,6 @@ class QueueStore:
         self._polling = Polling(database, options or ConsumerOptions())
         self._dispatcher = dispatcher
         self._blobs = blobs
-        self._publish = publish
 
     def receive(
         self,
@@ -104,8 +101,7 @@ class QueueStore:
         """Cancel a message; what it is then."""
         lease: FoundLease | None = None
         for _ in range(_SEARCHES_MAX):
-            found, events = self._database.transact(queues.cancel, queue, id, lease=lease, tier=tier)
-            self._publish(events)
+            found = self._database.transact(queues.cancel, queue, id, lease=lease, tier=tier)
             if not isinstance(found, SearchOn):
                 return found
             lease = self._search(queue, id, found)
@@ -116,10 +112,7 @@ class QueueStore:
         outcomes = [Outcome()] * len(ids)
         left, leases = dict(enumerate(ids)), None
         for _ in range(_SEARCHES_MAX):
-            found, events = self._database.transact(
-                queues.cancel_many, queue, list(left.values()), leases=leases, tier=tier
-            )
-            self._publish(events)
+            found = self._database.transact(queues.cancel_many, queue, list(left.values()), leases=leases, tier=tier)
             results = dict(zip(left, found, strict=True))
             for index, each in results.items():
                 outcomes[index] = Outcome(each.code, str(each)) if isinstance(each, FastnessError) else Outcome()
@@ -230,24 +223,21 @@ class QueueStore:
         """Remove every message that is not leased, or all, a bounded number per transaction; once per `call`."""
         so_far = PurgeProgress()
         while so_far.after is not None:
-            so_far, events = self._database.transact(queues.purge_step, queue, so_far, call, leased=leased)
-            self._publish(events)
+            so_far = self._database.transact(queues.purge_step, queue, so_far, call, leased=leased)
         return Moved(so_far.count)
 
     def delete(self, queue: QueueKey, *, force: bool, call: KeyedCall | None = None) -> Moved:
         """Remove a queue and its messages, a bounded number per transaction; once per `call`."""
         so_far = DeleteProgress()
         while not so_far.is_done:
-            so_far, events = self._database.transact(queues.delete_step, queue, so_far, call, force=force)
-            self._publish(events)
+            so_far = self._database.transact(queues.delete_step, queue, so_far, call, force=force)
         return Moved(so_far.count)
 
     def redrive(self, queue: QueueKey, ids: Sequence[str] | None, limit: int, call: KeyedCall | None = None) -> Moved:
         """Return dead letters to the queue, a bounded number per transaction; once per `call`."""
         so_far = RedriveProgress()
         while not so_far.is_done:
-            so_far, events = self._database.transact(queues.redrive_step, queue, so_far, call, ids=ids, limit=limit)
-            self._publish(events)
+            so_far = self._database.transact(queues.redrive_step, queue, so_far, call, ids=ids, limit=limit)
         return Moved(so_far.count)
 
 

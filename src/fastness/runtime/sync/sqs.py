@@ -6,9 +6,8 @@ from fastness.kv import Database, Transaction
 from fastness.layers import sqs
 from fastness.layers.idempotency import KeyedCall
 from fastness.layers.queues import QueueKey
-from fastness.layers.sqs_work import SQS_WORK, Step
+from fastness.layers.sqs_work import SqsWorkAdded, Step
 from fastness.limits import SQS_STEPS_MAX
-from fastness.runtime.publishing import Publish
 from fastness.tiers import Tier
 from fastness.wire.sqs import Purged
 
@@ -16,9 +15,8 @@ from fastness.wire.sqs import Purged
 class SqsStore:
     """Purges and deletes queues: a part before it answers, and the rest in the background (`sqs_loop.py`)."""
 
-    def __init__(self, database: Database, publish: Publish, *, worker: str) -> None:
+    def __init__(self, database: Database, *, worker: str) -> None:
         self._database = database
-        self._publish = publish
         self._worker = worker
 
     def purge(self, queue: QueueKey, tier: Tier, call: KeyedCall | None = None) -> Purged:
@@ -33,12 +31,11 @@ class SqsStore:
 
     def _begin(self, queue: QueueKey, step: Callable[[Transaction, QueueKey, str], Step]) -> Purged:
         """Do a bounded number of steps, and leave the rest to the background."""
-        done = Step(0, 0, [])
+        done = Step(0, 0)
         for _ in range(SQS_STEPS_MAX):
             done = self._database.transact(step, queue, self._worker)
-            self._publish(done.events)
             if done.in_ms != 0:
                 break
         if done.in_ms is not None:
-            self._publish([(SQS_WORK, queue.universe)])
+            self._database.publish([SqsWorkAdded()])
         return Purged(is_done=done.in_ms != 0)

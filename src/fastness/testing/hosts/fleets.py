@@ -46,6 +46,7 @@ from fastness.hosts.programs import Event, TurnContext
 from fastness.hosts.step_context import current_step
 from fastness.hosts.workflows.retry import Retry
 from fastness.hosts.workflows.run import WorkflowRun
+from fastness.kv.events import discard
 from fastness.layers.idempotency import KeyedCall
 from fastness.names import UNIVERSE
 from fastness.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
@@ -162,7 +163,7 @@ class Fleet:
         self._is_calm = False  # The hosts are left alone, so that everything ends.
         self._loop = VirtualLoop()
         services = open_plane("memory:", Options(clock=_LoopClock(self._loop), ids=IdSource(seed))).services
-        services.publish = _ignore_events  # type: ignore[method-assign]
+        services.database.publish = discard  # No threads are started.
         self._services = services
         choices, steps = random.Random(seed + 1), dict[str, str]()
         self._apps = {
@@ -413,10 +414,6 @@ def main(arguments: list[str] | None = None) -> int:
         faults.update(fleet.faults)
     sys.stdout.write(f"{len(seeds)} seeds, {dict(faults)}: no violation\n")
     return 0
-
-
-def _ignore_events(events: Any) -> None:
-    """Publish nothing: no threads are started."""
 
 
 def _unchanged(value: Any) -> Any:

@@ -13,7 +13,7 @@ Nothing sleeps: a workflow of thirty days ends in milliseconds.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack
@@ -29,6 +29,7 @@ from fastness.hosts.default_app import DEFAULT_HOST_APP
 from fastness.hosts.programs import Program
 from fastness.hosts.threads import HostOptions
 from fastness.kv import Transaction
+from fastness.kv.events import discard
 from fastness.layers import effects, hosting, timer_firing, timers
 from fastness.names import UNIVERSE, checked_name
 from fastness.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
@@ -90,7 +91,7 @@ class AsyncHostTest:
         self.services = open_plane(url, Options(clock=self.clock, ids=ids, gc_every_seconds=None)).services
         self.services.stop_timers()
         # Events start threads that fire timers and write session logs. A test fires timers itself.
-        self.services.publish = _ignore_events  # type: ignore[method-assign]
+        self.services.database.publish = discard  # No threads are started.
         self.sync_transport = EmbeddedTransport(self.services)
         self.plane = AsyncPlane(AsyncEmbeddedTransport(self.services), self.universe)
         self._processes: list[HostProcess] = []
@@ -344,10 +345,6 @@ class HostTest:
         if asyncio._get_running_loop() is not None:
             raise InvalidArgument("HostTest has an event loop of its own; use AsyncHostTest in coroutines")
         return self._loop.run_until_complete(function())
-
-
-def _ignore_events(events: Sequence[tuple[Any, ...]]) -> None:
-    """Publish nothing."""
 
 
 async def _run_ready(process: HostProcess, universe: str) -> None:
