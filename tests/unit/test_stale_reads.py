@@ -4,14 +4,15 @@ from typing import Any
 
 import pytest
 
+from fastness.plane.batching import may_be_stale
 from fastness.plane.operations import OPERATIONS
-from fastness.plane.stale_reads import STALE_READS, may_be_stale
+from fastness.wire.catalog import REQUESTS
 from fastness.wire.leases import CheckLease, LeaseProof
 from fastness.wire.queues import GetQueueStats, ListQueues
 from fastness.wire.requests import Request, permission_of
 
 
-@pytest.mark.parametrize("kind", sorted(STALE_READS, key=str))
+@pytest.mark.parametrize("kind", [kind for kind in REQUESTS if kind.operation.stale])
 def test_a_stale_read_only_reads_and_never_waits(kind: type[Request[Any]]) -> None:
     assert kind in OPERATIONS
     assert kind.operation.reads, permission_of(kind)

@@ -13,7 +13,7 @@ without this. Calls stay isolated: one that raises has written nothing and does 
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,6 @@ from fastness.plane.handlers import BEST_EFFORT_READS, Run
 from fastness.plane.operations import OPERATIONS, handler_of
 from fastness.plane.services import HasServices, Services
 from fastness.plane.sharing import share_queues
-from fastness.plane.stale_reads import may_be_stale
 from fastness.plane.unknown_commits import repeat_async
 from fastness.tiers import Tier
 from fastness.wire.answers import read_answer
@@ -132,6 +131,11 @@ def is_batchable(request: Request[Any]) -> bool:
     if handler.run_without_waiting is None:
         return isinstance(request, CommitAtomic)
     return not getattr(request, "wait_seconds", 0)
+
+
+def may_be_stale(requests: Iterable[Request[Any]]) -> bool:
+    """Whether a standby may serve all of these requests."""
+    return all(request.operation.stale for request in requests)
 
 
 def _always() -> bool:

@@ -19,7 +19,6 @@ from fastness.plane.idempotency import idempotent
 from fastness.plane.operations import execute, handler_of
 from fastness.plane.services import Services
 from fastness.plane.sharing import run_alone
-from fastness.plane.stale_reads import STALE_READS
 from fastness.plane.stores import AsyncStores, Stores
 from fastness.plane.unknown_commits import may_repeat, repeat, repeat_async
 from fastness.plane.within import AsyncWithinTransport, WithinTransport
@@ -64,7 +63,7 @@ class EmbeddedTransport(Stores):
         check_types(request)
         answer: Answer
         if handler.reads_only:
-            read = self._read_stale if type(request) in STALE_READS else self._read
+            read = self._read_stale if request.operation.stale else self._read
             answer = read(handler.run, request, tier=request.tier)  # type: ignore[arg-type]
         elif handler.run is not None:
             run = handler.run if call is None else idempotent(handler.run, call)
@@ -141,7 +140,7 @@ class AsyncEmbeddedTransport(AsyncStores):
         run = handler.run if handler.run is None or call is None else idempotent(handler.run, call)
         answer: Answer
         if handler.reads_only:
-            read = self._read_stale if type(request) in STALE_READS else self._read
+            read = self._read_stale if request.operation.stale else self._read
             answer = await read(handler.run, request, tier=request.tier)  # type: ignore[arg-type]
         elif run is not None and request.tier is Tier.CRITICAL and not self.services.shared:
             answer = await self._batcher().call(run, request)
