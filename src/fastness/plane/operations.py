@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from fastness.errors import InvalidArgument
 from fastness.kv import Transaction
-from fastness.plane import (
+from fastness.plane import (  # noqa: F401 (each registers its handlers)
     activity,
     agents,
     atomic,
@@ -42,35 +42,6 @@ from fastness.plane.handlers import BEST_EFFORT_READS, HANDLERS, Handler
 from fastness.wire.requests import Answer, Request
 from fastness.wire.type_checks import check_types
 
-MODULES: Final = (
-    activity,
-    agents,
-    atomic,
-    audit,
-    backups,
-    blobs,
-    collections,
-    effects,
-    encryption,
-    entities,
-    hosting,
-    ingress,
-    leases,
-    locks,
-    mail,
-    nodes,
-    queues,
-    pairs,
-    planes,
-    quotas,
-    runs,
-    space,
-    sqs,
-    states,
-    timers,
-    tokens,
-    worlds,
-)
 OPERATIONS: Final[Mapping[type[Request[Any]], Handler]] = MappingProxyType(HANDLERS)
 
 
