@@ -92,7 +92,7 @@ def page_of(name: str) -> str:
     """The page of an exported name of `fastness`."""
     if name in ("FastnessError", "RetryAdvice"):
         return "errors"
-    module = fastness._MODULES.get(name, "fastness")
+    module = fastness._MODULE_OF[name]
     parts = module.split(".")
     for page, (_, modules) in SECTIONS.items():
         if module in modules or ".".join(parts[-2:]) in modules:
