@@ -15,26 +15,3 @@ from fastness.layers.mailboxes.keys import Address, Box, address_of, keys_of, po
 from fastness.layers.mailboxes.reading import confirm, deliver, join, leave, mailboxes, peek, summary
 from fastness.layers.mailboxes.receipts import mark_receipts_seen, receipts
 from fastness.layers.mailboxes.sending import block, blocks, send
-
-__all__ = [
-    "due_entries",
-    "sweep",
-    "Address",
-    "Box",
-    "address_of",
-    "keys_of",
-    "policy_of",
-    "set_policy",
-    "confirm",
-    "deliver",
-    "join",
-    "leave",
-    "mailboxes",
-    "peek",
-    "summary",
-    "mark_receipts_seen",
-    "receipts",
-    "block",
-    "blocks",
-    "send",
-]
