@@ -1,8 +1,9 @@
 """All endpoints of a server: those that request classes declare, and those that need HTTP-specific handling."""
 
+from types import ModuleType
 from typing import Final
 
-from fastness.server.http import (
+from fastness.server.http import (  # noqa: F401 (`ENDPOINTS` has theirs)
     backups,
     blobs,
     calls,
@@ -46,6 +47,9 @@ TAGS: Final = {
     + ", ".join(f"`{alias}` for `{name}`" for alias, name in json_codec.ALIASES.items())
     + "; answers never do.",
     "queues": "Queue administration.",
+    "mail": "Mail between agents, stored until it is delivered.",
+    "ingress": "Pushes: data for agents, accepted in memory, and stored as mail.",
+    "agents": "Registered agents and their keys.",
     "leases": "Exclusive ownership of keys for a limited time, with fences.",
     "locks": "Ordered locks of the database, entity types and records, held by sessions.",
     "states": "One document per key, guarded by leases and ETags.",
@@ -57,9 +61,6 @@ TAGS: Final = {
     "effects": "External calls that worlds ask for: claimed, carried out, and completed with a receipt.",
     "timers": "Times at which worlds want an item in their inbox.",
     "universes": "Tenants, each with a key space of its own.",
-    "mail": "Mail between agents, stored until it is delivered.",
-    "ingress": "Pushes: data for agents, accepted in memory, and stored as mail.",
-    "agents": "Registered agents and their keys.",
     "activity": "Session logs.",
     "blobs": "Content-addressed binary objects.",
     "space": "What is kept, and the deletion of what nothing needs.",
@@ -73,20 +74,13 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = tuple(
     sorted(
         (
             *_DECLARED,
-            *calls.ENDPOINTS,
-            *messages.ENDPOINTS,
-            *settlements.ENDPOINTS,
-            *subscriptions.ENDPOINTS,
-            *stats.ENDPOINTS,
-            *queues.ENDPOINTS,
-            *leases.ENDPOINTS,
-            *states.ENDPOINTS,
-            *entities.ENDPOINTS,
-            *json_rpc.ENDPOINTS,
-            *pushes.ENDPOINTS,
-            *blobs.ENDPOINTS,
-            *backups.ENDPOINTS,
+            *(
+                endpoint
+                for module in list(vars().values())
+                if isinstance(module, ModuleType)
+                for endpoint in getattr(module, "ENDPOINTS", ())
+            ),
         ),
-        key=lambda endpoint: list(TAGS).index(endpoint.tag) if endpoint.tag in TAGS else len(TAGS),
+        key=lambda endpoint: list(TAGS).index(endpoint.tag),
     )
 )
