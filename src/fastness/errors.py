@@ -76,9 +76,6 @@ class FastnessError(Exception):
         return f"fastness explain {self.code}"
 
 
-# Validation: the request itself.
-
-
 class Validation(FastnessError):
     """The request is wrong; nothing was written."""
 
@@ -348,9 +345,6 @@ class NotDeadLetterQueue(Validation, see=("how-to/retries-and-dead-letters.md",)
     remedy = "Name the dead-letter queue as the source, or set the `RedrivePolicy` of a queue to it first."
 
 
-# NotAllowed: the caller's token or identity.
-
-
 class NotAllowed(FastnessError, see=("how-to/secure-a-server.md",)):
     """The caller is not allowed to do this, or is not known; nothing was done."""
 
@@ -384,9 +378,6 @@ class SendRefused(NotAllowed, see=("how-to/write-programs.md",)):
     code = "send_refused"
     cause = "The policy of one of the two universes does not allow events between them, or the recipient is a run."
     remedy = "Allow it in both universes; `fastness world policy` shows and changes the policy of one."
-
-
-# NotFound.
 
 
 class NotFound(FastnessError):
@@ -521,9 +512,6 @@ class MoveTaskNotFound(NotFound, see=("how-to/retries-and-dead-letters.md",)):
         "No task that moves messages has this handle, or it has ended long ago: the newest 10 of each queue are kept."
     )
     remedy = "List the tasks of the dead-letter queue, and use the handle of one that runs."
-
-
-# Conflict: another writer was first.
 
 
 class Conflict(FastnessError, see=("explanation/idempotency.md",)):
@@ -896,9 +884,6 @@ class StepFailed(Conflict, see=("how-to/write-workflows.md",)):
         super().__init__(f"Step {step} failed{after}: {error_type}: {message}")
 
 
-# Fenced: the lease that came with a write.
-
-
 class Fenced(FastnessError, see=("how-to/hold-a-lease.md", "explanation/idempotency.md")):
     """The lease given with a write does not permit it; nothing was written. Acquire it again, then read."""
 
@@ -969,9 +954,6 @@ class MessageCancelled(QueueMessageLeaseMismatch, see=("how-to/find-a-job.md",))
     retry = RetryAdvice.NEVER
     cause = "The message was cancelled while a consumer worked on it."
     remedy = "Stop the work. The message is not delivered again, and needs no ack."
-
-
-# Busy: a limit was reached.
 
 
 class Busy(FastnessError, see=("how-to/size-a-server.md", "metrics.md")):
@@ -1101,9 +1083,6 @@ class Closed(FastnessError):
     remedy = "Make calls inside the `with` block of the plane, and close it last."
 
 
-# Corrupt: stored data is damaged.
-
-
 class Corrupt(FastnessError, see=("how-to/back-up-and-restore.md",)):
     """Stored data is damaged. Restore it from a backup; Fastness never repairs damage silently."""
 
@@ -1188,9 +1167,6 @@ class SealBroken(Corrupt, see=("how-to/send-mail.md",)):
         "Open the mailbox with the agent's current key. Ask the sender to send it again, after comparing the public "
         "keys."
     )
-
-
-# Backend: the storage or network below Fastness.
 
 
 class DecryptionFailed(Corrupt, see=("how-to/encrypt-data.md", "how-to/back-up-and-restore.md")):
