@@ -9,6 +9,7 @@ import io
 import re
 import subprocess
 import sys
+import textwrap
 import tokenize
 from pathlib import Path
 
@@ -86,9 +87,9 @@ def stub(source: str, package: str) -> str:
     exports = ast.literal_eval(called.args[1])
     lines = re.findall(r"^from .* as .*$", source, re.MULTILINE)
     lines += [f"from {package}.{module} import {', '.join(names.split())}" for module, names in exports.items()]
-    names = [name for names in exports.values() for name in names.split()]
+    names = textwrap.fill(str([name for names in exports.values() for name in names.split()]), 120).replace("'", '"')
     header = HEADER.format(source=f"{package.replace('.', '/')}/__init__.py")
-    return header + "\n".join(lines) + f"\n\n_MODULE_OF: dict[str, str]\n__all__ = {names}\n"
+    return header + "\n".join(lines) + f"\n\n_MODULE_OF: dict[str, str]\n# fmt: off\n__all__ = \\\n{names}\n"
 
 
 def _twinned(package: str) -> list[Path]:

@@ -92,7 +92,9 @@ from shop.prices import Price, price
 from shop.carts.cart import Cart
 
 _MODULE_OF: dict[str, str]
-__all__ = ['Price', 'price', 'Cart']
+# fmt: off
+__all__ = \\
+["Price", "price", "Cart"]
 """
     )
 

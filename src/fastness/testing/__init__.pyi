@@ -5,4 +5,6 @@ from fastness.testing.hosts.crashes import CrashFailure, CrashReport, crash_ever
 from fastness.testing.hosts.host_test import AsyncHostTest, HostTest, StuckRun
 
 _MODULE_OF: dict[str, str]
-__all__ = ["ManualClock", "CrashFailure", "CrashReport", "crash_everywhere", "AsyncHostTest", "HostTest", "StuckRun"]
+# fmt: off
+__all__ = \
+["ManualClock", "CrashFailure", "CrashReport", "crash_everywhere", "AsyncHostTest", "HostTest", "StuckRun"]
