@@ -1,12 +1,11 @@
 """The ordered, transactional key space: its contract, keys, transactions and watches."""
 
-from fastness.kv.contract import CallerTransaction, Database, ReplayedPosition, Result, View, Work
+from fastness.kv.contract import Database, ReplayedPosition, Result, Work
 from fastness.kv.keys import Subspace, pack, pages, prefix_range, unpack
 from fastness.kv.transactions import Pair, Transaction
 from fastness.kv.watches import OnCommit, Watch, Watches
 
 __all__ = [
-    "CallerTransaction",
     "Database",
     "Pair",
     "ReplayedPosition",
@@ -14,7 +13,6 @@ __all__ = [
     "Subspace",
     "OnCommit",
     "Transaction",
-    "View",
     "Watch",
     "Watches",
     "Work",
