@@ -18,11 +18,10 @@ from typing import Any, Final
 import click
 import msgspec
 
-from fastness import errors
 from fastness.cli import exit_codes
 from fastness.cli.commands import global_options
 from fastness.cli.main import root
-from fastness.errors import FastnessError
+from fastness.errors import CLASSES, FastnessError
 from fastness.remedies import OTHER_CODES, REMEDIES
 from fastness.server.http.routes import ENDPOINTS
 from fastness.server.openapi import document
@@ -302,7 +301,7 @@ def errors_page() -> str:
     """Every error: its code, whether to retry, its HTTP status and its exit code."""
     lines = _head(
         "Errors",
-        "the error classes and `src/fastness/remedies.py`",
+        "`src/fastness/errors.py` and `src/fastness/remedies.py`",
         "Every error is a `fastness.FastnessError`. `code` and `retry` are stable; the message is for people, and says "
         "what to do next. Over HTTP an error is a problem (RFC 9457) with this status; commands exit with this code. "
         "[Causes and remedies](#causes-and-remedies) has a section for each code. `fastness explain CODE` prints it, a "
@@ -321,9 +320,9 @@ def errors_page() -> str:
             ),
         ],
     )
-    base_classes = [each for each in _classes() if each.__base__ in (FastnessError, Exception)]
-    for base_class in base_classes:
-        members = [each for each in _classes() if each is base_class or base_class in each.__mro__[1:]]
+    classes = list(CLASSES.values())
+    for base_class in [each for each in classes if each.__base__ in (FastnessError, Exception)]:
+        members = [each for each in classes if issubclass(each, base_class)]
         if base_class is FastnessError:
             members = [base_class]
         lines += [f"## {base_class.__name__}", ""]
@@ -344,13 +343,13 @@ def errors_page() -> str:
         "Answers of the HTTP API to requests that it refuses before an operation starts, and of the command line.",
         "",
     ]
-    others = [(f"[`{code}`](#{code})", str(status or ""), REMEDIES[code].cause) for code, status in OTHER_CODES.items()]
+    others = [(f"[`{code}`](#{code})", str(found.status or ""), found.cause) for code, found in OTHER_CODES.items()]
     lines += _table(("code", "HTTP", "cause"), others)
     lines += ["## Causes and remedies", ""]
-    for code, found in REMEDIES.items():
-        lines += [f"### `{code}`", "", f"**Cause.** {found.cause}", "", f"**Remedy.** {found.remedy}", ""]
-        if found.see:
-            lines += [f"See {', '.join(_page_link(page) for page in found.see)}.", ""]
+    for code, remedy in REMEDIES.items():
+        lines += [f"### `{code}`", "", f"**Cause.** {remedy.cause}", "", f"**Remedy.** {remedy.remedy}", ""]
+        if remedy.see:
+            lines += [f"See {', '.join(_page_link(page) for page in remedy.see)}.", ""]
     return _page(lines)
 
 
@@ -358,10 +357,6 @@ def _page_link(page: str) -> str:
     """A link to a page of docs/ from docs/reference/, with the page's title."""
     title = _read(ROOT / "docs" / page).partition("\n")[0].removeprefix("# ") or page  # check_links.py finds these.
     return f"[{title}]({os.path.relpath(page, 'reference')})"
-
-
-def _classes() -> list[type[FastnessError]]:
-    return [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, FastnessError)]
 
 
 def limits() -> str:

@@ -1,13 +1,15 @@
-"""Generate the synchronous modules from the asynchronous ones, or check that they are up to date.
+"""Generate the synchronous modules and the stubs of lazy exports, or check that they are up to date.
 
-python tools/make_twins.py           write src/fastness/{handles,runtime,mcp}/sync/
+python tools/make_twins.py           write src/fastness/{handles,runtime,mcp}/sync/ and the __init__.pyi files
 python tools/make_twins.py --check   exit 1 if a file there differs from what would be written
 """
 
+import ast
 import io
 import re
 import subprocess
 import sys
+import textwrap
 import tokenize
 from pathlib import Path
 
@@ -79,6 +81,17 @@ def twin(source: str, package: str, name: str) -> str:
     return HEADER.format(source=f"{package}/{name}") + body[docstring_end:].lstrip("\n")
 
 
+def stub(source: str, package: str) -> str:
+    """What type checkers and editors see of a package that calls `lazy_exports`."""
+    called = next(each for each in ast.walk(ast.parse(source)) if isinstance(each, ast.Call))
+    exports = ast.literal_eval(called.args[1])
+    lines = re.findall(r"^from .* as .*$", source, re.MULTILINE)
+    lines += [f"from {package}.{module} import {', '.join(names.split())}" for module, names in exports.items()]
+    names = textwrap.fill(str([name for names in exports.values() for name in names.split()]), 120).replace("'", '"')
+    header = HEADER.format(source=f"{package.replace('.', '/')}/__init__.py")
+    return header + "\n".join(lines) + f"\n\n_MODULE_OF: dict[str, str]\n# fmt: off\n__all__ = \\\n{names}\n"
+
+
 def _twinned(package: str) -> list[Path]:
     """The modules of a package that have a twin: those of `TWINNED`, or all but subpackages and `NOT_TWINNED`."""
     modules = sorted((SOURCE / package).glob("*.py"))
@@ -103,9 +116,13 @@ def main() -> int:
         expected[folder / "__init__.py"] = (
             '"""Synchronous modules, generated from the asynchronous ones in the parent package."""\n'
         )
-        for source in _twinned(package):
-            path = folder / source.name
-            expected[path] = format_code(twin(source.read_text(), package, source.name), path)
+        for module in _twinned(package):
+            path = folder / module.name
+            expected[path] = format_code(twin(module.read_text(), package, module.name), path)
+    for init in SOURCE.rglob("__init__.py"):
+        if "lazy_exports(" in (source := init.read_text()):
+            package = ".".join(init.parent.relative_to(SOURCE.parent).parts)
+            expected[init.with_suffix(".pyi")] = format_code(stub(source, package), init.with_suffix(".pyi"))
     stale = [path for path, text in expected.items() if not path.exists() or path.read_text() != text]
     stale += [path for package in packages for path in (SOURCE / package / "sync").glob("*.py") if path not in expected]
     if check:
@@ -118,7 +135,7 @@ def main() -> int:
             path.write_text(expected[path])
         else:
             path.unlink()
-    print(f"{len(stale)} of {len(expected)} twins rewritten")
+    print(f"{len(stale)} of {len(expected)} twins and stubs rewritten")
     return 0
 
 

@@ -19,8 +19,8 @@ import msgspec
 
 import fastness
 from check_links import slug_of
-from fastness import errors, testing
-from fastness.errors import FastnessError
+from fastness import testing
+from fastness.errors import CLASSES, FastnessError
 from fastness.wire.requests import Request
 
 # The pages, and the modules whose exports they have. A module that is not listed belongs to its longest listed prefix.
@@ -69,13 +69,16 @@ _TITLES: Final = {
 }
 
 
+_ERRORS: Final = {each.__name__ for each in CLASSES.values()}
+
+
 @cache
 def _names_by_page() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {page: [] for page in (*SECTIONS, "errors")}
     for name in sorted(fastness.__all__, key=lambda name: (name.removeprefix("Async").lower(), name)):
         found[page_of(name)].append(name)
-    found["errors"] += [name for name in errors.__all__ if name not in fastness.__all__]
-    found["testing"] = list(testing.__all__)
+    found["errors"] += sorted(_ERRORS - set(fastness.__all__))
+    found["testing"] = sorted(testing.__all__)
     return {page: sorted(names, key=_is_data) for page, names in found.items() if names}
 
 
@@ -89,7 +92,7 @@ def page_of(name: str) -> str:
     """The page of an exported name of `fastness`."""
     if name in ("FastnessError", "RetryAdvice"):
         return "errors"
-    module = fastness._MODULES.get(name, "fastness")
+    module = fastness._MODULE_OF[name]
     parts = module.split(".")
     for page, (_, modules) in SECTIONS.items():
         if module in modules or ".".join(parts[-2:]) in modules:
@@ -102,7 +105,7 @@ def page_of(name: str) -> str:
 
 _MODULE_OF: Final = {
     **dict.fromkeys(testing.__all__, "fastness.testing"),
-    **dict.fromkeys(errors.__all__, "fastness.errors"),
+    **dict.fromkeys(_ERRORS, "fastness.errors"),
     **dict.fromkeys(fastness.__all__, "fastness"),
 }
 

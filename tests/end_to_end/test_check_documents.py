@@ -37,9 +37,9 @@ def test_wrong_python_is_found_with_its_line(tmp_path: Path) -> None:
     problems = check_documents.problems_of([page], tmp_path, tmp_path / "documents")
     expected = [
         (3, 'Unexpected keyword argument "urgency"'),
-        (4, "there is no fastness.opne"),
         (4, '"Plane" has no attribute "lock"'),
         (4, 'has no attribute "all"'),
+        (4, 'no attribute "opne"'),
         (5, '"Message" has no attribute "fail"'),
         (16, 'incompatible type "str"'),
         (18, 'has no attribute "__enter__"'),

@@ -363,7 +363,7 @@ def test_reads_that_may_be_stale_come_from_the_standby(pair: Any) -> None:
         assert (plane.queue("jobs").stats().ready, current.queue("jobs").stats().ready) == (1, 2)
         assert [each.payload for each in plane.queue("jobs").peek()] == [b'"first"']
         assert plane.state("counter").get().value == {"number": 1}
-        # What is not in the list of stale reads is current: here a delivery, and its lease.
+        # What is no stale read is current: here a delivery, and its lease.
         messages = plane.queue("jobs").receive_many(10)
         assert [message.json() for message in messages] == ["first", "second"]
         for message in messages:

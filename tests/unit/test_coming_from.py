@@ -72,7 +72,7 @@ PLAIN_NAMES = {
     *frames(),
     *(each.name for each in msgspec.structs.fields(Settings)),
     *(each.encode_name for kind in (NewPush, Pushed) for each in msgspec.structs.fields(kind)),
-    *(each.code for each in vars(errors).values() if isinstance(each, type) and issubclass(each, errors.FastnessError)),
+    *errors.CLASSES,
 }
 
 

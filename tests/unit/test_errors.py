@@ -17,7 +17,7 @@ from tests.support.failures import Failures
 CLASSES: dict[str, Any] = {
     name: thing
     for name, thing in vars(errors).items()
-    if inspect.isclass(thing) and issubclass(thing, BaseException) and thing.__module__.startswith(errors.__name__)
+    if inspect.isclass(thing) and issubclass(thing, BaseException) and thing.__module__ == errors.__name__
 }
 
 

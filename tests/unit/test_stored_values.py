@@ -459,15 +459,14 @@ APP = HostApp()
 _CALLS = {"eval", "exec", "__import__", "import_module", "run_path", "run_module", "spec_from_file_location"}
 _MODULES = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "jsonpickle", "yaml"}
 _KNOWN = {
-    "__init__.py: import_module",  # Names that the package exports.
     "cli/main.py: import_module",  # Commands of the package.
     "cli/modules.py: import_module",  # An argument of a command.
     "demo/chapters/pipeline.py: import_module",  # Jobs of the package.
+    "lazy_exports.py: import_module",  # Names that a package exports.
     "pipeline/jobs/__init__.py: import_module",
     "pipeline/replays.py: import_module",  # The option --reducer.
     "pipeline/sessions.py: import_module",  # A part of pyspark.
     "server/mcp/mounting.py: import_module",  # A part of the package.
-    "testing/__init__.py: import_module",
     "wire/type_checks.py: eval",  # Of the types of requests.
 }
 

@@ -79,6 +79,26 @@ def test_generated_module_names_its_source() -> None:
     )
 
 
+def test_a_stub_imports_what_a_package_exports_lazily() -> None:
+    source = """from shop.version import VERSION as VERSION
+
+_MODULE_OF, __getattr__, __dir__ = lazy_exports(__name__, {"prices": "Price price", "carts.cart": "Cart"})
+"""
+    _, body = make_twins.stub(source, "shop").split("\n\n", 1)
+    assert (
+        body
+        == """from shop.version import VERSION as VERSION
+from shop.prices import Price, price
+from shop.carts.cart import Cart
+
+_MODULE_OF: dict[str, str]
+# fmt: off
+__all__ = \\
+["Price", "price", "Cart"]
+"""
+    )
+
+
 @pytest.fixture
 def handles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A package with one asynchronous handle."""

@@ -6,16 +6,11 @@ from typing import Any, Final
 import click
 from click.shell_completion import CompletionItem
 
-from fastness import errors
 from fastness.cli import printing
 from fastness.cli.commands import LeafCommand
-from fastness.errors import FastnessError, NotFound
-from fastness.remedies import OTHER_CODES, REMEDIES
+from fastness.errors import NotFound
+from fastness.remedies import REMEDIES, Remedy
 from fastness.wire.problems import status_of
-
-_CLASSES: Final = {
-    each.code: each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, FastnessError)
-}
 
 
 def _codes(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -44,13 +39,15 @@ def explain(code: str | None) -> None:
 
 
 def _fields(code: str) -> dict[str, Any]:
-    found, error = REMEDIES[code], _CLASSES.get(code)
-    status = OTHER_CODES.get(code) if error is None else status_of(error.__new__(error))
+    found = REMEDIES[code]
+    of_class = (
+        {"class": None, "status": found.status, "retry": None}
+        if isinstance(found, Remedy)
+        else {"class": found.__name__, "status": status_of(found.__new__(found)), "retry": str(found.retry)}
+    )
     return {
         "code": code,
-        "class": error.__name__ if error is not None else None,
-        "status": status,
-        "retry": str(error.retry) if error is not None else None,
+        **of_class,
         "cause": found.cause,
         "remedy": found.remedy,
         "see": f"/docs/errors/{code}",  # Of every server; an installation has no other pages.

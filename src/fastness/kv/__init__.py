@@ -1,13 +1,12 @@
 """The ordered, transactional key space: its contract, keys, transactions and watches."""
 
-from fastness.kv.contract import CallerTransaction, Database, ReplayedPosition, Result, View, Work
+from fastness.kv.contract import Database, ReplayedPosition, Result, Work
 from fastness.kv.events import Event
 from fastness.kv.keys import Subspace, pack, pages, prefix_range, unpack
 from fastness.kv.transactions import Pair, Transaction
 from fastness.kv.watches import OnCommit, Watch, Watches
 
 __all__ = [
-    "CallerTransaction",
     "Database",
     "Event",
     "Pair",
@@ -16,7 +15,6 @@ __all__ = [
     "Subspace",
     "OnCommit",
     "Transaction",
-    "View",
     "Watch",
     "Watches",
     "Work",

@@ -28,7 +28,6 @@ from fastness.plane.handlers import Handler, low_space_error, run_guarded
 from fastness.plane.operations import handler_of
 from fastness.plane.services import Services
 from fastness.plane.sharing import share_queues
-from fastness.plane.stale_reads import STALE_READS, may_be_stale
 from fastness.plane.stores import AsyncStores, Stores
 from fastness.plane.unknown_commits import may_repeat, repeat, repeat_async
 from fastness.tiers import Tier
@@ -104,7 +103,7 @@ class Executor(Stores):
         check_types(request)
         answer: Answer
         if handler.reads_only:
-            read = database.stale.read if request.__class__ in STALE_READS else database.read
+            read = database.stale.read if request.operation.stale else database.read
             answer = read(run_guarded, handler, request, tier=request.tier)
         elif handler.run is not None:
             work = Work(handler, request, call)
@@ -139,7 +138,7 @@ class AsyncExecutor(AsyncStores):
         check_types(request)
         answer: Answer
         if handler.reads_only:
-            read = database.stale.read_async if request.__class__ in STALE_READS else database.read_async
+            read = database.stale.read_async if request.operation.stale else database.read_async
             answer = await read(run_guarded, handler, request, tier=request.tier)
         elif handler.run is None:
             answer = served(self, handler, request, call)
@@ -183,7 +182,7 @@ class AsyncExecutor(AsyncStores):
         if batch.writes:
             run = database.transact_async
         else:
-            run = (database.stale if may_be_stale(call.request for call in calls) else database).read_async
+            run = (database.stale if batch.may_be_stale else database).read_async
         events: list[Event] = []
         outcomes: list[object]
         try:
@@ -283,6 +282,7 @@ class Batch:
     def __init__(self, services: Services, is_wanted: Callable[[], bool] | None) -> None:
         self.tier = _IMPORTANT
         self.writes = False
+        self.may_be_stale = True  # A standby may serve all of it.
         self._services = services
         self._is_wanted = is_wanted
         self._works: list[BatchedCall] = []
@@ -300,6 +300,7 @@ class Batch:
         elif request.tier is not _IMPORTANT:
             check_tier(request.tier)
         self._requests.append(request)
+        self.may_be_stale &= request.operation.stale
         handler = handler_of(request)
         if handler.reads_only:
             self._works.append((self._read, (handler.run, request)))

@@ -85,7 +85,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     disk_reserve_bytes: int | None = None  # New data is refused while less is free; None: a tenth; 0: never.
     gc_every_seconds: float | None = GC_EVERY_SECONDS  # How often unreferenced blobs are deleted; None: never.
     space: SpaceOptions = SpaceOptions()  # How long data is kept that nothing needs any more.
-    read_from: str = "primary"  # "standby": a standby of PostgreSQL serves STALE_READS.
+    read_from: str = "primary"  # "standby": a standby of PostgreSQL serves requests with `Operation.stale`.
     mail: MailPolicy = MailPolicy()  # The mail policy of universes that have none of their own.
     pushes_per_minute: int = PUSHES_PER_MINUTE  # Limit for one peer's `agent.data.push`; 0: no limit.
     sqs_key_file: str | None = None  # Encrypts the secrets of access keys. None: as in `fastness.access_keys`.

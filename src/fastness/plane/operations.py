@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from fastness.errors import InvalidArgument
-from fastness.plane import (
+from fastness.plane import (  # noqa: F401 (each registers its handlers)
     activity,
     agents,
     atomic,
@@ -40,35 +40,6 @@ from fastness.plane import (
 from fastness.plane.handlers import BEST_EFFORT_READS, HANDLERS, Handler
 from fastness.wire.requests import Answer, Request
 
-MODULES: Final = (
-    activity,
-    agents,
-    atomic,
-    audit,
-    backups,
-    blobs,
-    collections,
-    effects,
-    encryption,
-    entities,
-    hosting,
-    ingress,
-    leases,
-    locks,
-    mail,
-    nodes,
-    queues,
-    pairs,
-    planes,
-    quotas,
-    runs,
-    space,
-    sqs,
-    states,
-    timers,
-    tokens,
-    worlds,
-)
 OPERATIONS: Final[Mapping[type[Request[Any]], Handler]] = MappingProxyType(HANDLERS)
 
 

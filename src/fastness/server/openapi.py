@@ -23,6 +23,7 @@ from fastness.server.http.message_schemas import (
     MessageResultView,
     MessageView,
 )
+from fastness.server.http.routes import TAGS
 from fastness.server.openapi_examples import add_examples, problem_responses, problems, response_name
 from fastness.server.problems import JSON
 from fastness.wire.fields import Name
@@ -40,35 +41,6 @@ _VIEWS: Final[dict[type, type]] = {
 }
 _BASE64: Final = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 _ANY_JSON: Final = {"description": "Any JSON value."}
-_TAGS: Final = {
-    "calls": "Any request, and atomic lists of operations.",
-    "messages": "Work queues: messages are leased and fenced, and delivered at least once. Requests may also say "
-    + ", ".join(f"`{alias}` for `{name}`" for alias, name in json_codec.ALIASES.items())
-    + "; answers never do.",
-    "queues": "Queue administration.",
-    "mail": "Mail between agents, stored until it is delivered.",
-    "ingress": "Pushes: data for agents, accepted in memory, and stored as mail.",
-    "agents": "Registered agents and their keys.",
-    "leases": "Exclusive ownership of keys for a limited time, with fences.",
-    "locks": "Ordered locks of the database, entity types and records, held by sessions.",
-    "states": "One document per key, guarded by leases and ETags.",
-    "entities": "Records whose fields have durability tiers.",
-    "collections": "Rows in the order of their keys, in partitions, changed by commits of several rows.",
-    "worlds": "Event-sourced agents: journals, inboxes, snapshots.",
-    "hosting": "Worlds that have a program: claimed by hosts, and run turn by turn.",
-    "runs": "Runs of workflows: started once, signalled, cancelled and awaited.",
-    "effects": "External calls that worlds ask for: claimed, carried out, and completed with a receipt.",
-    "timers": "Times at which worlds want an item in their inbox.",
-    "universes": "Tenants, each with a key space of its own.",
-    "activity": "Session logs.",
-    "blobs": "Content-addressed binary objects.",
-    "space": "What is kept, and the deletion of what nothing needs.",
-    "planes": "The version and identity of the plane.",
-    "nodes": "The processes that share the plane.",
-    "backups": "Backups and health checks.",
-    "tokens": "The token of the caller.",
-    "audit": "Who did what, when and from where.",
-}
 _COMMON_PARAMETERS: Final = (
     Parameter(
         "X-Fastness-Universe", "header", Name, description="The universe, if neither the body nor the query has one."
@@ -112,7 +84,7 @@ def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
             "Errors are problem+json (RFC 9457) with a stable `code`.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
-        "tags": [{"name": name, "description": description} for name, description in _TAGS.items()],
+        "tags": [{"name": name, "description": description} for name, description in TAGS.items()],
         "security": [{}, {"token": []}],
         "paths": paths,
         "components": {

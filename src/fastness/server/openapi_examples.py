@@ -3,16 +3,14 @@
 Calls are recorded by tools/make_api_examples.py into openapi_examples.json, so that they are what a server answers.
 """
 
-from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
 from typing import Any, Final
 
 import msgspec
 
-from fastness import errors
-from fastness.errors import FastnessError, RetryAdvice, rebuild
-from fastness.remedies import OTHER_CODES, REMEDIES
+from fastness.errors import RetryAdvice, rebuild
+from fastness.remedies import REMEDIES, Remedy
 from fastness.server.problems import MSGPACK, PROBLEM
 from fastness.wire.problems import RETRY_AFTER_SECONDS, Problem, problem_of
 
@@ -112,19 +110,13 @@ NOT_OVER_HTTP: Final = frozenset(
 
 def problems() -> dict[str, Any]:
     """An example of every error code, for `components.examples`."""
-    return {code: {"summary": _problem(code).title, "value": _as_json(_problem(code))} for code in sorted(all_codes())}
-
-
-def all_codes() -> Iterator[str]:
-    """The codes of all error classes, and those that only the HTTP API or the command line has."""
-    kinds = (each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, FastnessError))
-    yield from {*(kind.code for kind in kinds), *OTHER_CODES}
+    return {code: {"summary": _problem(code).title, "value": _as_json(_problem(code))} for code in sorted(REMEDIES)}
 
 
 def problem_responses() -> dict[str, Any]:
     """The error response of each tag, and that of the others, for `components.responses`."""
     special = {code for codes in _CODES.values() for code in codes}
-    general = sorted(code for code in all_codes() if code not in special | NOT_OVER_HTTP)
+    general = sorted(REMEDIES.keys() - special - NOT_OVER_HTTP)
     return {
         "Problem": _response(general),
         **{response_name(tag): _response([*codes, *general]) for tag, codes in _CODES.items()},
@@ -146,16 +138,15 @@ def _response(codes: list[str]) -> dict[str, Any]:
 
 
 def _problem(code: str) -> Problem:
-    status = OTHER_CODES.get(code)
-    cause = REMEDIES[code].cause if code in REMEDIES else "The message says what happened, and what to do next."
-    if code not in OTHER_CODES:
-        return problem_of(rebuild(code, cause))
-    later = status in (429, 503)
+    found = REMEDIES[code]
+    if not isinstance(found, Remedy):
+        return problem_of(rebuild(code, found.cause))
+    later = found.status in (429, 503)
     return Problem(
         code=code,
         title=code.replace("_", " ").capitalize(),
-        status=status or 500,
-        detail=cause,
+        status=found.status or 500,
+        detail=found.cause,
         retry=RetryAdvice.LATER if later else RetryAdvice.NEVER,
         type=f"urn:fastness:error:{code}",
         retry_after_seconds=RETRY_AFTER_SECONDS if later else None,

@@ -8,39 +8,15 @@
 checks what they saw.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from fastness.testing.clock import ManualClock
-    from fastness.testing.hosts.crashes import CrashFailure, CrashReport, crash_everywhere
-    from fastness.testing.hosts.host_test import AsyncHostTest, HostTest, StuckRun
-
-__all__ = [
-    "AsyncHostTest",
-    "CrashFailure",
-    "CrashReport",
-    "HostTest",
-    "ManualClock",
-    "StuckRun",
-    "crash_everywhere",
-]
+from fastness.lazy_exports import lazy_exports
 
 # Imported when they are first used: the submodules of this package need much less than the hosts.
-_MODULES: Final = {
-    "AsyncHostTest": "fastness.testing.hosts.host_test",
-    "CrashFailure": "fastness.testing.hosts.crashes",
-    "CrashReport": "fastness.testing.hosts.crashes",
-    "HostTest": "fastness.testing.hosts.host_test",
-    "ManualClock": "fastness.testing.clock",
-    "StuckRun": "fastness.testing.hosts.host_test",
-    "crash_everywhere": "fastness.testing.hosts.crashes",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found: object = getattr(import_module(_MODULES[name]), name)
-    globals()[name] = found
-    return found
+_MODULE_OF, __getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "clock": "ManualClock",
+        "hosts.crashes": "CrashFailure CrashReport crash_everywhere",
+        "hosts.host_test": "AsyncHostTest HostTest StuckRun",
+    },
+)
+__all__ = list(_MODULE_OF)

@@ -54,7 +54,7 @@ class GetAgent(Request[FoundAgent], frozen=True, tag="agents.get"):
 
 
 class ListAgents(Request[AgentsPage], frozen=True, tag="agents.list"):
-    operation = Operation(reads=True, http=(Route("GET", "/v1/agents", "List the registered agents."),))
+    operation = Operation(reads=True, stale=True, http=(Route("GET", "/v1/agents", "List the registered agents."),))
 
     after: str = ""
     limit: Limit = 100

@@ -1,8 +1,9 @@
 """Every request that Fastness has, found by importing the modules that define them."""
 
+from types import ModuleType
 from typing import Any, Final
 
-from fastness.wire import (
+from fastness.wire import (  # noqa: F401 (`REQUESTS` reads their names)
     activity,
     agents,
     atomic,
@@ -35,41 +36,10 @@ from fastness.wire import (
 )
 from fastness.wire.requests import Request, permission_of
 
-_MODULES: Final = (
-    activity,
-    agents,
-    atomic,
-    audit,
-    backups,
-    blobs,
-    collections,
-    effects,
-    encryption,
-    entities,
-    health_checks,
-    hosting,
-    ingress,
-    leases,
-    locks,
-    mail,
-    nodes,
-    pairs,
-    planes,
-    queues,
-    quotas,
-    runs,
-    space,
-    sqs,
-    states,
-    timers,
-    tokens,
-    universes,
-    worlds,
-)
-
 REQUESTS: Final[tuple[type[Request[Any]], ...]] = tuple(
     kind
-    for module in _MODULES
+    for module in list(vars().values())
+    if isinstance(module, ModuleType)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Request) and kind.__module__ == module.__name__
 )

@@ -183,6 +183,7 @@ class ListPartitions(Request[PartitionPage], frozen=True, tag="collections.parti
 
     operation = Operation(
         reads=True,
+        stale=True,
         http=(Route("GET", "/v1/collections/{collection}/partitions", "List the partitions with rows."),),
     )
 
@@ -194,7 +195,9 @@ class ListPartitions(Request[PartitionPage], frozen=True, tag="collections.parti
 
 
 class ListCollections(Request[CollectionNames], frozen=True, tag="collections.list"):
-    operation = Operation(reads=True, http=(Route("GET", "/v1/collections", "List the collections with rows."),))
+    operation = Operation(
+        reads=True, stale=True, http=(Route("GET", "/v1/collections", "List the collections with rows."),)
+    )
 
     after: str = ""
     limit: Annotated[int, Meta(ge=1, le=limits.COLLECTION_ROWS_MAX)] = 100

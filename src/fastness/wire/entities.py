@@ -115,7 +115,7 @@ class EntityKinds(msgspec.Struct, frozen=True):
 class GetEntity(Request[FoundEntity], frozen=True, tag="entities.get"):
     """Read an entity; with `best_effort`, also the newest BEST_EFFORT values of its fields."""
 
-    operation = Operation(reads=True)
+    operation = Operation(reads=True, stale=True)
 
     kind: Name
     id: Name
@@ -128,6 +128,7 @@ class ScanEntities(Request[Entities], frozen=True, tag="entities.scan"):
 
     operation = Operation(
         reads=True,
+        stale=True,
         http=(Route("GET", "/v1/entities/{kind}", "List the entities of a kind, in the order of their ids."),),
     )
 
@@ -153,7 +154,9 @@ class ReadChanges(Request[Changes], frozen=True, tag="entities.history"):
     """Changes after the version `after`; only the latest ones are kept."""
 
     operation = Operation(
-        reads=True, http=(Route("GET", "/v1/entities/{kind}/{id}/history", "Read the latest changes of an entity."),)
+        reads=True,
+        stale=True,
+        http=(Route("GET", "/v1/entities/{kind}/{id}/history", "Read the latest changes of an entity."),),
     )
 
     kind: Name

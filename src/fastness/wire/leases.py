@@ -141,7 +141,7 @@ class DescribeLease(Request[Described], frozen=True, tag="leases.describe"):
 class ListLeases(Request[Leases], frozen=True, tag="leases.list"):
     """Of the next `limit` keys, those whose leases are held."""
 
-    operation = Operation(reads=True, http=(Route("GET", "/v1/leases", "List the leases that are held."),))
+    operation = Operation(reads=True, stale=True, http=(Route("GET", "/v1/leases", "List the leases that are held."),))
 
     after: str = ""
     limit: Limit = 100

@@ -238,6 +238,7 @@ class ConfirmMail(Request[Confirmed], frozen=True, tag="mail.confirm"):
 class CountMail(Request[MailCount], frozen=True, tag="mail.count"):
     operation = Operation(
         reads=True,
+        stale=True,
         http=(
             Route(
                 "GET",
@@ -294,7 +295,9 @@ class BlockSender(Request[Committed], frozen=True, tag="mail.block"):
 
 
 class ListBlocks(Request[Addresses], frozen=True, tag="mail.blocks"):
-    operation = Operation(reads=True, http=(Route("GET", "/v1/mailboxes/{agent}/blocks", "List the blocked senders."),))
+    operation = Operation(
+        reads=True, stale=True, http=(Route("GET", "/v1/mailboxes/{agent}/blocks", "List the blocked senders."),)
+    )
 
     agent: str
     after: str = ""
@@ -305,6 +308,7 @@ class ListBlocks(Request[Addresses], frozen=True, tag="mail.blocks"):
 class ListMailboxes(Request[Mailboxes], frozen=True, tag="mail.list"):
     operation = Operation(
         reads=True,
+        stale=True,
         http=(Route("GET", "/v1/mailboxes", "List the mailboxes, with the number of waiting mails in each."),),
     )
 

@@ -721,6 +721,7 @@ class GetMessage(Request[MessageInfo], frozen=True, tag="queues.get"):
 
     operation = Operation(
         reads=True,
+        stale=True,
         http=(
             Route("GET", "/v1/queues/{queue}/messages/{id}", "Read the state of a message, and its failed attempts."),
         ),
@@ -740,6 +741,7 @@ class SearchMessages(Request[FoundMessages], frozen=True, tag="queues.search"):
 
     operation = Operation(
         reads=True,
+        stale=True,
         http=(Route("GET", "/v1/queues/{queue}/messages", "Search the messages of a queue."),),
     )
 
@@ -873,7 +875,9 @@ class GetKey(Request[KeyInfo], frozen=True, tag="queues.keys.get"):
     """Read how many messages of a key are in which state."""
 
     operation = Operation(
-        reads=True, http=(Route("GET", "/v1/queues/{queue}/keys/{key:path}", "Read the state of a key of messages."),)
+        reads=True,
+        stale=True,
+        http=(Route("GET", "/v1/queues/{queue}/keys/{key:path}", "Read the state of a key of messages."),),
     )
 
     queue: Name
@@ -909,7 +913,9 @@ class PeekMessages(Request[Deliveries], frozen=True, tag="queues.peek"):
     """Read the ready messages, in delivery order, without consuming them."""
 
     operation = Operation(
-        reads=True, http=(Route("GET", "/v1/queues/{queue}/peek", "Read ready messages without leasing them."),)
+        reads=True,
+        stale=True,
+        http=(Route("GET", "/v1/queues/{queue}/peek", "Read ready messages without leasing them."),),
     )
 
     queue: Name
@@ -922,6 +928,7 @@ class ReadQueueHistory(Request[MessageEvents], frozen=True, tag="queues.history"
 
     operation = Operation(
         reads=True,
+        stale=True,
         http=(Route("GET", "/v1/queues/{queue}/history", "Read the recorded changes of a queue's messages."),),
     )
 
@@ -936,6 +943,7 @@ class ListLeasedMessages(Request[LeasedMessages], frozen=True, tag="queues.lease
 
     operation = Operation(
         reads=True,
+        stale=True,
         http=(Route("GET", "/v1/queues/{queue}/leased", "List the leased messages, with their owners and expiries."),),
     )
 
@@ -947,7 +955,7 @@ class ListLeasedMessages(Request[LeasedMessages], frozen=True, tag="queues.lease
 
 class GetQueueStats(Request[QueueStats], frozen=True, tag="queues.stats"):
     operation = Operation(
-        reads=True, http=(Route("GET", "/v1/queues/{queue}", "Read the number of messages in each state."),)
+        reads=True, stale=True, http=(Route("GET", "/v1/queues/{queue}", "Read the number of messages in each state."),)
     )
 
     queue: Name
@@ -958,6 +966,7 @@ class GetQueueStats(Request[QueueStats], frozen=True, tag="queues.stats"):
 class ListQueues(Request[QueueNames], frozen=True, tag="queues.list"):
     operation = Operation(
         reads=True,
+        stale=True,
         lists_queues=True,
         http=(Route("GET", "/v1/queues", "List the names of queues, in order.", fixed={"only": []}),),
     )
@@ -976,6 +985,7 @@ class SurveyQueues(Request[QueueSurvey], frozen=True, tag="queues.survey"):
 
     operation = Operation(
         reads=True,
+        stale=True,
         lists_queues=True,
         http=(Route("GET", "/v1/surveys/queues", "Summarize each queue.", fixed={"only": []}),),
     )
@@ -1103,7 +1113,7 @@ class RemoveSchedule(Request[Moved], frozen=True, tag="queues.schedules.remove")
 
 class ListSchedules(Request[Schedules], frozen=True, tag="queues.schedules.list"):
     operation = Operation(
-        reads=True, http=(Route("GET", "/v1/queues/{queue}/schedules", "List the schedules of a queue."),)
+        reads=True, stale=True, http=(Route("GET", "/v1/queues/{queue}/schedules", "List the schedules of a queue."),)
     )
 
     queue: Name

@@ -45,6 +45,9 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     reads: bool = False  # A snapshot serves it, so it never waits for a writer.
+    # A standby may serve it, where a plane is opened with `read_from="standby"`: its answer shows what is stored, and
+    # decides nothing, unlike the check of a lease, the cursor of a world, a policy, a token or the key of an agent.
+    stale: bool = False
     repeatable: str = ""  # Why executing it twice does no harm; empty if it needs an idempotency key.
     network: bool = True  # The stream carries it. Raw writes to the key space stay local: they could break any layer.
     atomic: bool = False  # It can be one of several operations in one commit.

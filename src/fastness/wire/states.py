@@ -40,7 +40,9 @@ class RemovedState(msgspec.Struct, frozen=True):
 
 class GetState(Request[FoundState], frozen=True, tag="states.get"):
     operation = Operation(
-        reads=True, http=(Route("POST", "/v1/state/get", "Read the state document of a key, with its ETag."),)
+        reads=True,
+        stale=True,
+        http=(Route("POST", "/v1/state/get", "Read the state document of a key, with its ETag."),),
     )
 
     key: Key

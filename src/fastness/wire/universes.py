@@ -15,7 +15,9 @@ class UniverseNames(msgspec.Struct, frozen=True):
 class ListUniverses(Request[UniverseNames], frozen=True, tag="universes.list"):
     """The universes that contain data."""
 
-    operation = Operation(reads=True, http=(Route("GET", "/v1/universes", "List the universes that hold any data."),))
+    operation = Operation(
+        reads=True, stale=True, http=(Route("GET", "/v1/universes", "List the universes that hold any data."),)
+    )
 
     after: str = ""
     limit: Limit = 100

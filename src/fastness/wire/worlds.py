@@ -173,7 +173,9 @@ class CreateWorld(Request[Described], frozen=True, tag="worlds.create"):
 
 class DescribeWorld(Request[Described], frozen=True, tag="worlds.describe"):
     operation = Operation(
-        reads=True, http=(Route("GET", "/v1/worlds/{world}", "Describe a world: its state, age and journal head."),)
+        reads=True,
+        stale=True,
+        http=(Route("GET", "/v1/worlds/{world}", "Describe a world: its state, age and journal head."),),
     )
 
     world: Name
@@ -182,7 +184,9 @@ class DescribeWorld(Request[Described], frozen=True, tag="worlds.describe"):
 
 
 class ListWorlds(Request[Names], frozen=True, tag="worlds.list"):
-    operation = Operation(reads=True, http=(Route("GET", "/v1/worlds", "List the names of worlds, in order."),))
+    operation = Operation(
+        reads=True, stale=True, http=(Route("GET", "/v1/worlds", "List the names of worlds, in order."),)
+    )
 
     after: str = ""
     limit: Limit = 100
@@ -192,7 +196,7 @@ class ListWorlds(Request[Names], frozen=True, tag="worlds.list"):
 class SurveyWorlds(Request[WorldSurvey], frozen=True, tag="worlds.survey"):
     """The state of each world after `after`."""
 
-    operation = Operation(reads=True, http=(Route("GET", "/v1/surveys/worlds", "Summarize each world."),))
+    operation = Operation(reads=True, stale=True, http=(Route("GET", "/v1/surveys/worlds", "Summarize each world."),))
 
     after: str = ""
     limit: SummaryLimit = 100
@@ -395,6 +399,7 @@ class GetBaseline(Request[Snapshot], frozen=True, tag="worlds.baseline"):
 class ListSnapshots(Request[Snapshots], frozen=True, tag="worlds.snapshots.list"):
     operation = Operation(
         reads=True,
+        stale=True,
         http=(Route("GET", "/v1/worlds/{world}/snapshots", "List the snapshots, in the order of their heights."),),
     )
 
@@ -422,7 +427,9 @@ class CompactWorld(Request[Compacted], frozen=True, tag="worlds.compact"):
 
 class ListSegments(Request[Segments], frozen=True, tag="worlds.segments"):
     operation = Operation(
-        reads=True, http=(Route("GET", "/v1/worlds/{world}/segments", "List the cold segments of the journal."),)
+        reads=True,
+        stale=True,
+        http=(Route("GET", "/v1/worlds/{world}/segments", "List the cold segments of the journal."),),
     )
 
     world: Name

@@ -11,30 +11,7 @@ mail is lost or reordered between the last read and the first live mail.
 """
 
 from fastness.layers.mailboxes.expiry import due_entries, sweep
-from fastness.layers.mailboxes.keys import Address, Box, address_of, keys_of, policy_of, set_policy
+from fastness.layers.mailboxes.keys import Address, address_of, keys_of, policy_of, set_policy
 from fastness.layers.mailboxes.reading import confirm, deliver, join, leave, mailboxes, peek, summary
 from fastness.layers.mailboxes.receipts import mark_receipts_seen, receipts
 from fastness.layers.mailboxes.sending import block, blocks, send
-
-__all__ = [
-    "due_entries",
-    "sweep",
-    "Address",
-    "Box",
-    "address_of",
-    "keys_of",
-    "policy_of",
-    "set_policy",
-    "confirm",
-    "deliver",
-    "join",
-    "leave",
-    "mailboxes",
-    "peek",
-    "summary",
-    "mark_receipts_seen",
-    "receipts",
-    "block",
-    "blocks",
-    "send",
-]

@@ -96,22 +96,6 @@ class Mail(msgspec.Struct, frozen=True, array_like=True):
 class MailboxKeys:
     """The keys of one agent."""
 
-    __slots__ = (
-        "address",
-        "blocks",
-        "box",
-        "due",
-        "early",
-        "id",
-        "mail",
-        "name",
-        "outgoing",
-        "prefix",
-        "reader",
-        "receipt",
-        "universe",
-    )
-
     def __init__(self, address: Address) -> None:
         keys = Subspace("u", address.universe, "mail", address.agent)
         self.prefix = keys.prefix

@@ -53,38 +53,6 @@ class QueueKey(NamedTuple):
 class QueueKeys:
     """The keys of one queue."""
 
-    __slots__ = (
-        "_acks_of_minute",
-        "acks",
-        "all_counters",
-        "body",
-        "cancelled",
-        "contents",
-        "debounced",
-        "delayed",
-        "due",
-        "expiries",
-        "failures",
-        "head",
-        "history",
-        "ids",
-        "key_states",
-        "lanes",
-        "locations",
-        "moved",
-        "outcomes",
-        "own_counters",
-        "policy",
-        "prefix",
-        "ready",
-        "retention",
-        "schedules",
-        "settled",
-        "sqs",
-        "unique",
-        "waiting",
-    )
-
     def __init__(self, queue: QueueKey) -> None:
         keys = Subspace("u", queue.universe, "q", queue.name)
         self.prefix = keys.prefix

@@ -5,13 +5,6 @@ from typing import Any, Final
 from fastness.mcp.tool import Tool
 from fastness.mcp.tools import blobs, dead_letters, leases, mail, queues, states, tasks, worlds
 
-TOOLS: Final[tuple[Tool[Any, Any], ...]] = (
-    *mail.TOOLS,
-    *queues.TOOLS,
-    *dead_letters.TOOLS,
-    *leases.TOOLS,
-    *states.TOOLS,
-    *worlds.TOOLS,
-    *blobs.TOOLS,
-    *tasks.TOOLS,
+TOOLS: Final[tuple[Tool[Any, Any], ...]] = tuple(
+    tool for module in (mail, queues, dead_letters, leases, states, worlds, blobs, tasks) for tool in module.TOOLS
 )

@@ -1,12 +1,14 @@
 """All endpoints of a server: those that request classes declare, and those that need HTTP-specific handling."""
 
+from types import ModuleType
 from typing import Final
 
-from fastness.server.http import (
+from fastness.server.http import (  # noqa: F401 (`ENDPOINTS` has theirs)
     backups,
     blobs,
     calls,
     entities,
+    json_codec,
     json_rpc,
     leases,
     messages,
@@ -38,52 +40,47 @@ _DECLARED: Final = tuple(
     for kind in REQUESTS
     for route in kind.operation.http
 )
-_TAGS: Final = (
-    "calls",
-    "messages",
-    "queues",
-    "leases",
-    "locks",
-    "states",
-    "entities",
-    "collections",
-    "worlds",
-    "hosting",
-    "runs",
-    "effects",
-    "timers",
-    "universes",
-    "mail",
-    "ingress",
-    "agents",
-    "activity",
-    "blobs",
-    "space",
-    "planes",
-    "nodes",
-    "backups",
-    "tokens",
-    "audit",
-)
-
+# In the order of the endpoints.
+TAGS: Final = {
+    "calls": "Any request, and atomic lists of operations.",
+    "messages": "Work queues: messages are leased and fenced, and delivered at least once. Requests may also say "
+    + ", ".join(f"`{alias}` for `{name}`" for alias, name in json_codec.ALIASES.items())
+    + "; answers never do.",
+    "queues": "Queue administration.",
+    "mail": "Mail between agents, stored until it is delivered.",
+    "ingress": "Pushes: data for agents, accepted in memory, and stored as mail.",
+    "agents": "Registered agents and their keys.",
+    "leases": "Exclusive ownership of keys for a limited time, with fences.",
+    "locks": "Ordered locks of the database, entity types and records, held by sessions.",
+    "states": "One document per key, guarded by leases and ETags.",
+    "entities": "Records whose fields have durability tiers.",
+    "collections": "Rows in the order of their keys, in partitions, changed by commits of several rows.",
+    "worlds": "Event-sourced agents: journals, inboxes, snapshots.",
+    "hosting": "Worlds that have a program: claimed by hosts, and run turn by turn.",
+    "runs": "Runs of workflows: started once, signalled, cancelled and awaited.",
+    "effects": "External calls that worlds ask for: claimed, carried out, and completed with a receipt.",
+    "timers": "Times at which worlds want an item in their inbox.",
+    "universes": "Tenants, each with a key space of its own.",
+    "activity": "Session logs.",
+    "blobs": "Content-addressed binary objects.",
+    "space": "What is kept, and the deletion of what nothing needs.",
+    "planes": "The version and identity of the plane.",
+    "nodes": "The processes that share the plane.",
+    "backups": "Backups and health checks.",
+    "tokens": "The token of the caller.",
+    "audit": "Who did what, when and from where.",
+}
 ENDPOINTS: Final[tuple[Endpoint, ...]] = tuple(
     sorted(
         (
             *_DECLARED,
-            *calls.ENDPOINTS,
-            *messages.ENDPOINTS,
-            *settlements.ENDPOINTS,
-            *subscriptions.ENDPOINTS,
-            *stats.ENDPOINTS,
-            *queues.ENDPOINTS,
-            *leases.ENDPOINTS,
-            *states.ENDPOINTS,
-            *entities.ENDPOINTS,
-            *json_rpc.ENDPOINTS,
-            *pushes.ENDPOINTS,
-            *blobs.ENDPOINTS,
-            *backups.ENDPOINTS,
+            *(
+                endpoint
+                for module in list(vars().values())
+                if isinstance(module, ModuleType)
+                for endpoint in getattr(module, "ENDPOINTS", ())
+            ),
         ),
-        key=lambda endpoint: _TAGS.index(endpoint.tag) if endpoint.tag in _TAGS else len(_TAGS),
+        key=lambda endpoint: list(TAGS).index(endpoint.tag),
     )
 )
