@@ -60,9 +60,9 @@ def _raise_format(services: Services) -> PlaneStatus:
 def _nodes_before(tx: Transaction, format: int) -> list[str]:
     """The nodes that are alive and do not know a format, each with its version and address or host."""
     return [
-        f"{id} ({node.version} at {node.address or node.host})"
-        for id, node in nodes.list_nodes(tx).items()
-        if node.newest_format < format and node.is_alive(tx.now_ms)
+        f"{node.id} ({node.version} at {node.address or node.host})"
+        for node in nodes.list_nodes(tx)
+        if node.newest_format < format and node.alive
     ]
 
 
