@@ -82,6 +82,7 @@ from fastness.wire.hosting import ClaimedWorld, CommitTurn
 from fastness.wire.inboxes import Control, Effect, Timer
 from fastness.wire.mail import NewMail
 from fastness.wire.queues import MessageLease, NewMessage, NewResult, QueuePolicy
+from fastness.wire.runs import StartRun
 
 ADA = World("main", "ada")
 JOBS = QueueKey("main", "jobs")
@@ -369,7 +370,7 @@ def test_a_turn_with_too_long_a_request_is_refused() -> None:
 
 
 def test_a_run_that_is_running_or_unknown_is_not_deleted(database: Database) -> None:
-    database.transact(runs.start, "main", workflow="w", id="r1")
+    database.transact(runs.start, StartRun("w", "r1"))
     with pytest.raises(RunNotEnded):
         database.transact(runs.begin_delete, "main", "r1")
     with pytest.raises(RunNotFound):
@@ -378,7 +379,7 @@ def test_a_run_that_is_running_or_unknown_is_not_deleted(database: Database) -> 
 
 def test_a_run_is_asked_once_to_end_and_runs_are_listed_in_pages(database: Database) -> None:
     for id in ("r1", "r2"):
-        database.transact(runs.start, "main", workflow="w", id=id)
+        database.transact(runs.start, StartRun("w", id))
     first = database.transact(runs.cancel, "main", "r1", reason="late")
     assert database.transact(runs.cancel, "main", "r1", reason="again") == first
     page = database.read(runs.page, "main", state=None, workflow=None, after="", limit=1)
@@ -618,8 +619,8 @@ def test_the_timer_of_a_world_that_is_being_deleted_is_removed_and_does_not_fire
 
 def test_the_end_of_a_run_is_not_told_to_a_parent_that_is_being_deleted(database: Database) -> None:
     parent = runs.world_of("main", "r1")
-    database.transact(runs.start, "main", workflow="w", id="r1")
-    database.transact(runs.start, "main", workflow="w", id="r2", parent="r1")
+    database.transact(runs.start, StartRun("w", "r1"))
+    database.transact(runs.start, StartRun("w", "r2", parent="r1"))
     for state in (WorldState.ARCHIVED, WorldState.DELETING):
         database.transact(worlds.change_state, parent, state)
     sequence = database.read(inboxes.next_sequence, parent)

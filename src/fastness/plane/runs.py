@@ -23,15 +23,8 @@ from fastness.wire.runs import (
 
 @transaction
 def start(tx: Transaction, request: StartRun) -> RunInfo:
-    return runs.start(
-        tx,
-        checked_name("universe", request.universe),
-        workflow=request.workflow,
-        id=request.id,
-        arguments=request.arguments,
-        arguments_blob=request.arguments_blob,
-        parent=request.parent,
-    )
+    checked_name("universe", request.universe)
+    return runs.start(tx, request)
 
 
 @service
@@ -65,18 +58,8 @@ def cancel(tx: Transaction, request: CancelRun) -> RunInfo:
 
 @transaction
 def update(tx: Transaction, request: UpdateRun) -> RunInfo:
-    return runs.update(
-        tx,
-        checked_name("universe", request.universe),
-        request.id,
-        fence=request.fence,
-        state=request.state,
-        result=request.result,
-        result_blob=request.result_blob,
-        error=request.error,
-        error_code=request.error_code,
-        published=request.published,
-    )
+    checked_name("universe", request.universe)
+    return runs.update(tx, request)
 
 
 @service
