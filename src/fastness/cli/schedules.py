@@ -74,10 +74,5 @@ def _options_of(message: NewMessage) -> dict[str, Any]:
 
 
 def _fields(found: Schedule) -> dict[str, Any]:
-    return {
-        "name": found.name,
-        "cron": found.cron,
-        "timezone": found.timezone,
-        "next_at": printing.timestamp(found.next_ms),
-        **printing.payload(found.message.payload, found.message.content_type),
-    }
+    payload = printing.payload(found.message.payload, found.message.content_type)
+    return printing.fields(found, "message", **payload)
