@@ -13,8 +13,9 @@ from fastness.cli.commands import CommandGroup, wants_json
 from fastness.cli.consume import delivery_fields
 from fastness.cli.durations import SECONDS, NoValue, OrNone
 from fastness.cli.existing import open_queue
-from fastness.cli.message_options import MessageOptions, inline_message, message_options, read_message
+from fastness.cli.message_options import inline_message, message_options, read_message
 from fastness.cli.messages import print_failures
+from fastness.handles.queues import MessageOptions
 from fastness.handles.sync.plane import Plane
 from fastness.limits import MESSAGES_MAX, READ_ENTRIES_MAX, SUMMARY_LIST_MAX
 from fastness.tiers import Tier
