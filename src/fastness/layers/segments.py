@@ -117,18 +117,11 @@ def read(tx: Transaction, world: World, start: int, limit: int) -> tuple[list[tu
 def describe(tx: Transaction, world: World, incarnation: int | None = None) -> Described:
     """The state of a world, and where its records are; with `incarnation`, only of that one."""
     meta = worlds.describe(tx, world, incarnation)
-    if meta.state is WorldState.DELETING:
-        head = journals.head(tx, world)
-        return Described(world.name, meta.state, meta.created_ms, head, incarnation=meta.incarnation)
-    return Described(
-        world.name,
-        meta.state,
-        meta.created_ms,
-        journals.head(tx, world),
-        journals.first_hot(tx, world),
-        snapshots.baseline(tx, world).height,
-        meta.incarnation,
-    )
+    hot = baseline = 0
+    if meta.state is not WorldState.DELETING:
+        hot, baseline = journals.first_hot(tx, world), snapshots.baseline(tx, world).height
+    head = journals.head(tx, world)
+    return Described(world.name, meta.state, meta.created_ms, head, hot, baseline, meta.incarnation)
 
 
 def page(tx: Transaction, world: World, *, after: int = -1, limit: int) -> list[SegmentRecord]:
