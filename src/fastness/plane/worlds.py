@@ -2,8 +2,6 @@
 
 from typing import Protocol
 
-import msgspec
-
 from fastness.errors import InvalidArgument
 from fastness.kv import Transaction
 from fastness.layers import hosting, inboxes, journal_records, journals, segments, snapshots, turns, worlds
@@ -45,7 +43,6 @@ from fastness.wire.worlds import (
     ReadJournal,
     Records,
     RestorePoint,
-    Segment,
     Segments,
     Sequence,
     SetManifest,
@@ -246,7 +243,7 @@ def compact(stores: AnyStores, request: CompactWorld) -> Served[Compacted]:
 def list_segments(tx: Transaction, request: ListSegments) -> Segments:
     world, incarnation = _readable(tx, request)
     page = segments.page(tx, world, after=request.after, limit=request.limit)
-    return Segments([Segment(*msgspec.structs.astuple(record)) for record in page], incarnation)
+    return Segments(page, incarnation)
 
 
 @transaction
