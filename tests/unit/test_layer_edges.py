@@ -78,7 +78,7 @@ from fastness.runtime.locks.table import LockTable
 from fastness.testing.clock import ManualClock
 from fastness.tiers import Tier, TierPolicy
 from fastness.wire.entities import EntityWrite
-from fastness.wire.hosting import ClaimedWorld, CommitTurn
+from fastness.wire.hosting import ClaimedWorld, CommitTurn, FailTurn
 from fastness.wire.inboxes import Control, Effect, Timer
 from fastness.wire.mail import NewMail
 from fastness.wire.queues import MessageLease, NewMessage, NewResult, QueuePolicy
@@ -694,7 +694,7 @@ def test_the_program_that_a_world_has_keeps_its_claim(database: Database, hosted
 
 
 def test_a_world_that_an_error_stopped_is_not_started_by_a_pause(database: Database, hosted: ClaimedWorld) -> None:
-    database.transact(turns.fail_turn, ADA, owner="host", fence=hosted.fence, error="bad", delay_ms=0, is_stopped=True)
+    database.transact(turns.fail_turn, ADA, FailTurn("ada", "host", hosted.fence, "bad", is_stopped=True))
     for state in (WorldState.PAUSED, WorldState.ACTIVE):
         database.transact(worlds.change_state, ADA, state)
         database.transact(turns.note_state, ADA)

@@ -2,6 +2,8 @@
 
 from typing import Protocol
 
+import msgspec
+
 from fastness.errors import InvalidArgument
 from fastness.kv import Transaction
 from fastness.layers import effect_leases, effects, leases
@@ -63,15 +65,9 @@ def claim(stores: AnyStores, request: ClaimEffects, call: KeyedCall | None = Non
         raise InvalidArgument(
             f"wait_seconds is {request.wait_seconds}; give 0 (do not wait) to {HOST_WAIT_SECONDS_MAX}"
         )
-    return stores.effects.claim(
-        checked_name("universe", request.universe),
-        _kinds(request.kinds),
-        owner=request.owner,
-        limit=request.limit,
-        lease_ms=_lease_ms(request.lease_seconds),
-        wait_ms=round(request.wait_seconds * 1_000),
-        call=call,
-    )
+    checked_name("universe", request.universe)
+    _lease_ms(request.lease_seconds)  # Refused if it is out of bounds.
+    return stores.effects.claim(msgspec.structs.replace(request, kinds=_kinds(request.kinds)), call)
 
 
 @transaction

@@ -2,6 +2,8 @@
 
 from typing import Protocol
 
+import msgspec
+
 from fastness.errors import BatchTooLarge, EmptyBatch, InvalidArgument
 from fastness.kv import Transaction
 from fastness.layers import leases, runs, sends, turns
@@ -58,14 +60,10 @@ def claim(stores: AnyStores, request: ClaimWorlds) -> Served[ClaimedWorlds]:
     if not 0 <= request.wait_seconds <= HOST_WAIT_SECONDS_MAX:
         raise InvalidArgument(f"wait_seconds is {request.wait_seconds}; give 0 to {HOST_WAIT_SECONDS_MAX:.0f}")
     leases.check_owner(request.owner)
-    return stores.hosting.claim(
-        checked_name("universe", request.universe),
-        sorted({checked_name("program", program) for program in request.programs}),
-        owner=request.owner,
-        limit=request.limit,
-        lease_ms=_lease_ms(request.lease_seconds),
-        wait_ms=round(request.wait_seconds * 1_000),
-    )
+    checked_name("universe", request.universe)
+    programs = sorted({checked_name("program", program) for program in request.programs})
+    _lease_ms(request.lease_seconds)  # Refused if it is out of bounds.
+    return stores.hosting.claim(msgspec.structs.replace(request, programs=programs))
 
 
 @transaction
@@ -78,15 +76,7 @@ def fail(tx: Transaction, request: FailTurn) -> Committed:
     if not 0 <= request.delay_seconds <= DELAY_SECONDS_MAX:
         raise InvalidArgument(f"delay_seconds is {request.delay_seconds}; give 0 to {DELAY_SECONDS_MAX:.0f}")
     world = _world(request)
-    turns.fail_turn(
-        tx,
-        world,
-        owner=request.owner,
-        fence=request.fence,
-        error=request.error,
-        delay_ms=round(request.delay_seconds * 1_000),
-        is_stopped=request.is_stopped,
-    )
+    turns.fail_turn(tx, world, request)
     runs.follow_world(tx, world)
     return Committed(request.tier)
 
