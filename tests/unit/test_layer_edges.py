@@ -82,7 +82,7 @@ from fastness.wire.hosting import ClaimedWorld, CommitTurn, FailTurn
 from fastness.wire.inboxes import Control, Effect, Timer
 from fastness.wire.mail import NewMail
 from fastness.wire.queues import MessageLease, NewMessage, NewResult, QueuePolicy
-from fastness.wire.runs import StartRun
+from fastness.wire.runs import CancelRun, ListRuns, StartRun
 
 ADA = World("main", "ada")
 JOBS = QueueKey("main", "jobs")
@@ -380,9 +380,9 @@ def test_a_run_that_is_running_or_unknown_is_not_deleted(database: Database) -> 
 def test_a_run_is_asked_once_to_end_and_runs_are_listed_in_pages(database: Database) -> None:
     for id in ("r1", "r2"):
         database.transact(runs.start, StartRun("w", id))
-    first = database.transact(runs.cancel, "main", "r1", reason="late")
-    assert database.transact(runs.cancel, "main", "r1", reason="again") == first
-    page = database.read(runs.page, "main", state=None, workflow=None, after="", limit=1)
+    first = database.transact(runs.cancel, CancelRun("r1", "late"))
+    assert database.transact(runs.cancel, CancelRun("r1", "again")) == first
+    page = database.read(runs.page, ListRuns(limit=1))
     assert ([each.id for each in page.runs], page.next) == (["r1"], "r1")
 
 
@@ -624,7 +624,7 @@ def test_the_end_of_a_run_is_not_told_to_a_parent_that_is_being_deleted(database
     for state in (WorldState.ARCHIVED, WorldState.DELETING):
         database.transact(worlds.change_state, parent, state)
     sequence = database.read(inboxes.next_sequence, parent)
-    assert database.transact(runs.cancel, "main", "r2", force=True).state == "cancelled"
+    assert database.transact(runs.cancel, CancelRun("r2", force=True)).state == "cancelled"
     assert database.read(inboxes.next_sequence, parent) == sequence
 
 

@@ -46,7 +46,6 @@ from fastness.wire.runs import (
     CANCEL,
     CANCELLED,
     CHILD,
-    NOTHING,
     RUN_PREFIX,
     RUNNING,
     SIGNAL,
@@ -54,9 +53,12 @@ from fastness.wire.runs import (
     STATES,
     STOPPED,
     WORKFLOW_PREFIX,
+    CancelRun,
     ChildEnd,
+    ListRuns,
     RunInfo,
     Runs,
+    SignalRun,
     StartRun,
     UpdateRun,
 )
@@ -134,24 +136,17 @@ def get(tx: Transaction, universe: str, id: str) -> RunInfo:
     return _described(_require(tx, world_of(universe, id)))
 
 
-def page(
-    tx: Transaction,
-    universe: str,
-    *,
-    state: str | None = None,
-    workflow: str | None = None,
-    after: str = "",
-    limit: int,
-) -> Runs:
+def page(tx: Transaction, request: ListRuns) -> Runs:
     """At most `limit` runs in the order of their ids, starting after `after`: all, or those of a state or workflow.
 
     A page of a workflow's runs reads a bounded number of others, so it may be short, or empty, and have a next one.
     """
+    universe, state, workflow, limit = request.universe, request.state, request.workflow, request.limit
     if not 0 < limit <= RUNS_LISTED_MAX:
         raise InvalidArgument(f"limit is {limit}; one page has 1 to {RUNS_LISTED_MAX} runs")
     if state is not None and state not in STATES:
         raise InvalidArgument(f"state is {state!r}; choose one of {', '.join(STATES)}")
-    last = world_of(universe, after).name if after else RUN_PREFIX
+    last = world_of(universe, request.after).name if request.after else RUN_PREFIX
     scanned = limit + 1 if workflow is None else max(limit + 1, RUNS_SCANNED_MAX)
     indexed: list[tuple[str, str]] = []
     complete_until: str | None = None  # Later names may be missing: the scan of some state ended there.
@@ -175,35 +170,34 @@ def page(
     return Runs(found, None if complete_until is None else complete_until.removeprefix(RUN_PREFIX))
 
 
-def signal(
-    tx: Transaction, universe: str, id: str, name: str, *, value: bytes = NOTHING, value_blob: str | None = None
-) -> None:
+def signal(tx: Transaction, request: SignalRun) -> None:
     """Send a signal to a run that has not ended.
 
     Raises:
         RunNotFound, RunEnded: there is no such run, or it has ended.
         PayloadTooLarge: the value is too large; store it as a blob.
     """
-    checked_name("signal", name)
-    if value_blob is None:
-        _check_size("The value of the signal", value)
-    world = world_of(universe, id)
+    blob = request.value_blob
+    checked_name("signal", request.name)
+    if blob is None:
+        _check_size("The value of the signal", request.value)
+    world = world_of(request.universe, request.id)
     _require_not_ended(tx, world)
-    item = DomainEvent(
-        schema=SIGNAL, key=name.encode(), payload=value if value_blob is None else b"", payload_blob=value_blob
-    )
+    payload = request.value if blob is None else b""
+    item = DomainEvent(schema=SIGNAL, key=request.name.encode(), payload=payload, payload_blob=blob)
     inboxes.enqueue(tx, world, item, payload_bytes_max=RUN_VALUE_BYTES_MAX)
 
 
-def cancel(tx: Transaction, universe: str, id: str, *, reason: str = "", force: bool = False) -> RunInfo:
+def cancel(tx: Transaction, request: CancelRun) -> RunInfo:
     """Ask a run to end, once; with `force` it ends now. A run that has ended is not changed.
 
     Raises:
         RunNotFound: there is no such run.
     """
+    reason, force = request.reason, request.force
     if len(reason.encode()) > RUN_REASON_BYTES_MAX:
         raise InvalidArgument(f"The reason has more than {RUN_REASON_BYTES_MAX} bytes; shorten it")
-    world = world_of(universe, id)
+    world = world_of(request.universe, request.id)
     record = _require(tx, world)
     if record.state not in _NOT_ENDED or (record.is_cancelling and not force):
         return _described(record)

@@ -1,7 +1,5 @@
 """Handlers of requests for effects."""
 
-from typing import Protocol
-
 import msgspec
 
 from fastness.errors import InvalidArgument
@@ -22,6 +20,7 @@ from fastness.plane.handlers import service, transaction
 from fastness.plane.stores import AnyStores, Served
 from fastness.wire.effects import (
     Attempted,
+    ClaimedEffect,
     ClaimEffects,
     CompleteEffect,
     EffectPage,
@@ -31,22 +30,6 @@ from fastness.wire.effects import (
     ReleaseEffects,
 )
 from fastness.wire.requests import Committed
-
-
-class _NamesEffect(Protocol):
-    @property
-    def world(self) -> str: ...
-
-    @property
-    def height(self) -> int: ...
-
-    @property
-    def number(self) -> int: ...
-
-
-class _OfEffect(_NamesEffect, Protocol):
-    @property
-    def universe(self) -> str: ...
 
 
 @transaction
@@ -112,11 +95,11 @@ def extend(tx: Transaction, request: ExtendEffect) -> Committed:
     return Committed(request.tier)
 
 
-def _effect(request: _OfEffect) -> tuple[str, EffectKey]:
+def _effect(request: CompleteEffect | FailEffect | ExtendEffect) -> tuple[str, EffectKey]:
     return checked_name("universe", request.universe), _key(request)
 
 
-def _key(effect: _NamesEffect) -> EffectKey:
+def _key(effect: ClaimedEffect | CompleteEffect | FailEffect | ExtendEffect) -> EffectKey:
     if not (0 <= effect.height < 1 << 63 and 0 <= effect.number < 1 << 63):
         raise InvalidArgument(f"There is no effect {effect.number} of record {effect.height}; both count from 0")
     return EffectKey(checked_name("world", effect.world), effect.height, effect.number)

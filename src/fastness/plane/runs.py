@@ -37,23 +37,21 @@ def get(stores: AnyStores, request: GetRun) -> Served[RunInfo]:
 
 @transaction
 def page(tx: Transaction, request: ListRuns) -> Runs:
-    universe = checked_name("universe", request.universe)
-    return runs.page(
-        tx, universe, state=request.state, workflow=request.workflow, after=request.after, limit=request.limit
-    )
+    checked_name("universe", request.universe)
+    return runs.page(tx, request)
 
 
 @transaction
 def signal(tx: Transaction, request: SignalRun) -> Committed:
-    universe = checked_name("universe", request.universe)
-    runs.signal(tx, universe, request.id, request.name, value=request.value, value_blob=request.value_blob)
+    checked_name("universe", request.universe)
+    runs.signal(tx, request)
     return Committed(request.tier)
 
 
 @transaction
 def cancel(tx: Transaction, request: CancelRun) -> RunInfo:
-    universe = checked_name("universe", request.universe)
-    return runs.cancel(tx, universe, request.id, reason=request.reason, force=request.force)
+    checked_name("universe", request.universe)
+    return runs.cancel(tx, request)
 
 
 @transaction

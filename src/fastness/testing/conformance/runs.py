@@ -24,7 +24,7 @@ from fastness.testing.conformance.workloads import in_threads, raises
 from fastness.testing.faults import ChosenFault, Crash, FaultyDatabase
 from fastness.wire.canonical import canonical
 from fastness.wire.inboxes import DomainEvent
-from fastness.wire.runs import CHILD, COMPLETED, SIGNAL, START, StartRun, UpdateRun
+from fastness.wire.runs import CHILD, COMPLETED, SIGNAL, START, CancelRun, ListRuns, SignalRun, StartRun, UpdateRun
 
 Check = Callable[[Database], None]
 
@@ -68,9 +68,9 @@ def check_each_signal_reaches_a_run_or_is_refused(database: Database) -> None:
         for number in range(20):
             value = canonical([thread, number])
             if thread == 0 and number == 10:
-                database.transact(runs.cancel, universe, "a", force=True)
+                database.transact(runs.cancel, CancelRun("a", force=True, universe=universe))
             with suppress(RunEnded):
-                database.transact(runs.signal, universe, "a", "go", value=value)
+                database.transact(runs.signal, SignalRun("a", "go", value, universe))
                 sent.append(value)
 
     in_threads(4, signal_until_it_ends)
@@ -107,7 +107,7 @@ def _assert_family(database: Database, universe: str) -> None:
     assert [item.schema for _, item in items] == [START, CHILD]
     assert items[1][1].key == b"p:1"
     assert cbor2.loads(items[1][1].payload)["result"] == 42
-    listed = database.read(runs.page, universe, limit=10).runs
+    listed = database.read(runs.page, ListRuns(limit=10, universe=universe)).runs
     assert [(each.id, each.state) for each in listed] == [("p", "running"), ("p:1", "completed")]
     record = database.read(hosting.find, runs.world_of(universe, "p:1"))
     assert record is not None
