@@ -50,13 +50,9 @@ class Unsealed(NamedTuple):
     binding: SealBinding
 
 
-class _Content(msgspec.Struct, frozen=True, array_like=True):
+class _Content(SealBinding, frozen=True, array_like=True):
     """The content of a sealed body, as it is encoded."""
 
-    sender: str
-    to: str
-    id: str
-    sealed_ms: int
     content_type: str
     body: bytes
 
@@ -159,7 +155,7 @@ class AgentKey:
                 f"The content type has {len(content_type)} characters, of at most {CONTENT_TYPE_CHARACTERS_MAX} "
                 "(CONTENT_TYPE_CHARACTERS_MAX); shorten it"
             )
-        content = _Content(binding.sender, binding.to, binding.id, binding.sealed_ms, content_type, body)
+        content = _Content(**msgspec.structs.asdict(binding), content_type=content_type, body=body)
         return bytes(self._box(recipient).encrypt(_FORMAT + msgspec.msgpack.encode(content)))
 
     def open(self, sealed: bytes, *, sender: bytes) -> tuple[bytes, str]:
@@ -187,8 +183,8 @@ class AgentKey:
             raise SealBroken("The mail is not sealed by this sender for this key; do not trust it") from None
         if content is None:
             raise SealBroken("The mail is sealed in a format that this version does not know; upgrade Fastness")
-        binding = SealBinding(content.sender, content.to, content.id, content.sealed_ms)
-        return Unsealed(content.body, content.content_type, binding)
+        *binding, content_type, body = msgspec.structs.astuple(content)
+        return Unsealed(body, content_type, SealBinding(*binding))
 
     def _box(self, public_key: bytes) -> "Box":
         try:

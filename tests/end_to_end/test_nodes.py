@@ -116,8 +116,8 @@ def test_another_node_takes_over_from_one_that_was_killed_and_fires_a_schedule(c
     gone = next(node for node in cluster.nodes() if node["pid"] == killed_pid)
     assert gone["alive"]  # It could still be: its last heartbeat was a few seconds ago.
     with in_the_past(cluster.url, NODE_GONE_SECONDS) as database:
-        record = database.read(nodes.list_nodes)[gone["id"]]
-        database.transact(nodes.renew, gone["id"], record)
+        record = next(node for node in database.read(nodes.list_nodes) if node.id == gone["id"])
+        database.transact(nodes.renew, record)
     states = {node["pid"]: node["alive"] for node in cluster.nodes()}
     assert states == {killed_pid: False, survivor.process.pid: True}
 

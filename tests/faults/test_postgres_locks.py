@@ -62,7 +62,7 @@ def acquire(tx: Transaction, owner: str, path: tuple[str, str], mode: str = "X")
     """An ordered lock of the session of `owner`."""
     session = LockSession(f"session-of-{owner}-0123456789")
     steps = locks.steps_of([path], mode)
-    return locks.acquire(tx, session, "claim", steps, owner=owner, lease_ms=60_000, may_wait=True)
+    return locks.acquire(tx, locks.AcquireCall(session, "claim", steps, owner, 60_000), may_wait=True)
 
 
 class Held:

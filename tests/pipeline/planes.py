@@ -29,7 +29,6 @@ from fastness.kv import Transaction
 from fastness.layers import blobs, journal_records, journals, segments, snapshots, worlds
 from fastness.layers.blobs import Blob
 from fastness.layers.journal_records import Kind
-from fastness.layers.segments import SegmentRecord
 from fastness.layers.worlds import World
 from fastness.pipeline import replays
 from fastness.runtime.activity import format as log_format
@@ -39,6 +38,7 @@ from fastness.wire.canonical import canonical
 from fastness.wire.inboxes import DomainEvent
 from fastness.wire.mail import NewMail
 from fastness.wire.queues import AckMessages, MessageLease, NackMessages, QueuePolicy
+from fastness.wire.worlds import Segment
 
 T = TypeVar("T")
 CHAIN = "fastness.pipeline.replays:chain"
@@ -202,7 +202,7 @@ def cut(plane: fastness.Plane, store: ObjectStore, name: str, *, segment: int, m
         data = b"".join(segments.body(hot))
         path = segments.object_path(world, start, end)
         store.put(path, data)
-        record = SegmentRecord(start, end, path, segments.checksum(data), len(data))
+        record = Segment(start, end, path, segments.checksum(data), len(data))
         plane.transact(segments.index, world, record, margin=margin)
         while not plane.transact(segments.trim, world, segment):
             pass

@@ -40,7 +40,6 @@ from fastness.errors import (
 from fastness.handles.sync.backups import Backups
 from fastness.kv import Database, Subspace, Transaction
 from fastness.layers import journals, migrations, worlds
-from fastness.layers.segments import SegmentRecord
 from fastness.layers.worlds import World, WorldState, subspace
 from fastness.pipeline import codec, hash_checks
 from fastness.pipeline.codec import Damaged
@@ -56,6 +55,7 @@ from fastness.pipeline.views import View, WorldView, manifests, open_view
 from fastness.pipeline.views import server as server_views
 from fastness.runtime.activity import rotation
 from fastness.wire.backups import BackupBegun, BackupFile
+from fastness.wire.worlds import Segment
 from tests.pipeline import planes
 from tests.support.forked import run_python
 from tests.support.http_server import serving
@@ -585,7 +585,7 @@ def test_summaries_of_worlds_say_the_same_as_the_worlds(database: Database, monk
                 journals.append(tx, world, [b"record"] * n, expected_head=0)
         for name, starts in (("w2", (0, 1)), ("w5", (0, 2)), ("w7", (0,))):
             for start in starts:
-                record = SegmentRecord(start, start, f"{name}/{start}", "00", 1)
+                record = Segment(start, start, f"{name}/{start}", "00", 1)
                 tx.put(Subspace("u", "main", "segments", name).key(start), msgspec.msgpack.encode(record))
         tx.put(Subspace("u", "main", "segments", "w6").key(4), msgspec.msgpack.encode("of a newer version"))
         tx.put(subspace(World("main", "w4")).key("meta"), msgspec.msgpack.encode("of a newer version"))

@@ -20,7 +20,7 @@ from fastness.layers.collections import StoredRow
 from fastness.runtime.maintenance import retention
 from fastness.testing.clock import ManualClock
 from fastness.tiers import Tier
-from fastness.wire.collections import DeleteRow, DeleteRows, PutRow, Row, RowChange, RowKey
+from fastness.wire.collections import DeleteRow, DeleteRows, PutRow, Row, RowChange, RowKey, ScanRows
 
 PARTITIONS = ("a", "a\0", "a\0b", "ab", "é")
 NAMES = ("rows", "rows-2")
@@ -150,17 +150,8 @@ class Collections(RuleBasedStateMachine):
         ]
         found: list[Row] = []
         while True:
-            page = self.database.read(
-                collections.scan,
-                self.universe,
-                name,
-                partition,
-                prefix,
-                after=after,
-                before=before,
-                limit=limit,
-                reverse=reverse,
-            )
+            request = ScanRows(name, partition, prefix, after, before, limit, reverse, self.universe)
+            page = self.database.read(collections.scan, request)
             found += page.rows
             if page.next is None:
                 break
@@ -192,7 +183,8 @@ class Collections(RuleBasedStateMachine):
                 expected = self.sorted_rows(name, partition)
                 read = partial(self.database.read, collections.get, self.universe, name, partition)
                 assert read([row.key for row in expected]) == expected
-                assert self.database.read(collections.scan, self.universe, name, partition).rows == expected
+                request = ScanRows(name, partition, universe=self.universe)
+                assert self.database.read(collections.scan, request).rows == expected
             assert set(self.partitions(name)) <= set(self.listed(name)) <= set(PARTITIONS)
             assert live.keys() <= set(PARTITIONS)
 

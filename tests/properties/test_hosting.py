@@ -38,6 +38,7 @@ from fastness.testing.clock import ManualClock
 from fastness.wire.canonical import canonical
 from fastness.wire.hosting import (
     ClaimedWorld,
+    ClaimWorlds,
     CommitTurn,
     FailTurn,
     GivenBack,
@@ -238,7 +239,7 @@ class Hosts(RuleBasedStateMachine):
             for name, world in self.worlds.items()
             if world.ready_ms is not None and world.ready_ms <= now_ms and world.program in wanted
         )[: limit - len(woken)]
-        found = self.store().claim(self.universe, list(wanted), owner=owner, limit=limit, lease_ms=lease_ms, wait_ms=0)
+        found = self.store().claim(ClaimWorlds(list(wanted), owner, limit, lease_ms / 1_000, universe=self.universe))
         expected: list[tuple[str, bool]] = []
         for name in woken:
             world = self.worlds[name]

@@ -260,7 +260,8 @@ class Locks(RuleBasedStateMachine):
     @invariant()
     def holders_and_waiters_equal_the_model(self) -> None:
         found = [
-            (self.node(each.path), each.owner, str(each.mode), each.waiting_seconds) for each in self.table.holders()
+            (self.node((each.path[0], each.path[1])), each.owner, str(each.mode), each.waiting_seconds)
+            for each in self.table.holders()
         ]
         held = {(node, owner, mode) for node, owner, mode, waiting in found if waiting is None}
         waiting = [(node, owner, mode) for node, owner, mode, waiting in found if waiting is not None]

@@ -358,15 +358,9 @@ class SharedLocks(RuleBasedStateMachine):
     def acquire(self, caller: Caller, claim: Claim, *, may_wait: bool) -> GrantedLocks | Waiting | FastnessError:
         requested, mode = claim.requested
         try:
-            outcome: GrantedLocks | Waiting = self.transact(
-                locks.acquire,
-                caller.session,
-                claim.name,
-                locks.steps_of(requested, mode),
-                owner=caller.label,
-                lease_ms=LEASE_MS,
-                may_wait=may_wait,
-            )
+            steps = locks.steps_of(requested, mode)
+            call = locks.AcquireCall(caller.session, claim.name, steps, caller.label, LEASE_MS)
+            outcome: GrantedLocks | Waiting = self.transact(locks.acquire, call, may_wait=may_wait)
         except LockOrderViolation as error:
             return error
         return outcome

@@ -3,16 +3,18 @@
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from fastness.kv import Transaction
 from fastness.layers import effect_leases, effects, timer_firing, timers, worlds
-from fastness.layers.effects import EffectKey, StoredEffect
+from fastness.layers.effects import EffectKey
 from fastness.layers.worlds import World, WorldState
 from fastness.testing.effect_scenarios import effects as scenario
 from fastness.testing.histories import Outcome, Violation
 from fastness.testing.scenarios import play
 from fastness.testing.simulation import Rates
+from fastness.wire.effects import EffectInfo
 from tests.support.depth import Depth
 
 SEEDS_TO_FIND = 40  # An ordinary run would miss a fault that needs more seeds.
@@ -41,7 +43,7 @@ def test_the_scenario_covers_every_kind_and_outcome() -> None:
 def a_stale_fence_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     held = effect_leases._held
 
-    def careless(tx: Transaction, universe: str, key: EffectKey, fence: int) -> StoredEffect:
+    def careless(tx: Transaction, universe: str, key: EffectKey, fence: int) -> EffectInfo:
         record = effects.find(tx, universe, key)
         return held(tx, universe, key, fence if record is None or record.owner is None else record.fence)
 
@@ -51,20 +53,19 @@ def a_stale_fence_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
 def fences_do_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     write = effects.write
 
-    def fixed(tx: Transaction, universe: str, key: EffectKey, record: StoredEffect, **options: Any) -> StoredEffect:
-        fence = min(record.fence, 1)
-        return write(tx, universe, key, StoredEffect(**{**_fields(record), "fence": fence}), **options)
+    def fixed(tx: Transaction, universe: str, effect: EffectInfo, **options: Any) -> EffectInfo:
+        return write(tx, universe, msgspec.structs.replace(effect, fence=min(effect.fence, 1)), **options)
 
     monkeypatch.setattr(effects, "write", fixed)
 
 
 def a_completed_effect_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(effects, "remove", lambda tx, universe, key, record: None)
+    monkeypatch.setattr(effects, "remove", lambda tx, universe, effect: None)
 
 
 def a_dead_effect_has_no_receipt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        effect_leases, "_dead", lambda tx, universe, key, record, error: effects.remove(tx, universe, key, record)
+        effect_leases, "_dead", lambda tx, universe, effect, error: effects.remove(tx, universe, effect)
     )
 
 
@@ -80,7 +81,7 @@ def a_leased_effect_can_be_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
         for entry in now:
             record = effects.find(tx, universe, entry.effect)
             assert record is not None
-            effects.write(tx, universe, entry.effect, record, due_ms=tx.now_ms)
+            effects.write(tx, universe, record, due_ms=tx.now_ms)
         return claim(tx, universe, [entry._replace(at_ms=tx.now_ms) for entry in now], **options)
 
     monkeypatch.setattr(effect_leases, "claim", greedy)
@@ -89,10 +90,10 @@ def a_leased_effect_can_be_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
 def an_effect_that_failed_is_not_due_again(monkeypatch: pytest.MonkeyPatch) -> None:
     write = effects.write
 
-    def forgetful(tx: Transaction, universe: str, key: EffectKey, record: StoredEffect, **options: Any) -> StoredEffect:
-        found = write(tx, universe, key, record, **options)
-        if record.error is not None and record.owner is None:
-            tx.delete(effects._due_key(universe, effects.DueEffect(options["due_ms"], record.kind, key)))
+    def forgetful(tx: Transaction, universe: str, effect: EffectInfo, **options: Any) -> EffectInfo:
+        found = write(tx, universe, effect, **options)
+        if found.error is not None and found.owner is None:
+            tx.delete(effects._due_key(universe, found))
         return found
 
     monkeypatch.setattr(effects, "write", forgetful)
@@ -125,10 +126,6 @@ def a_timer_of_a_paused_world_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
         return fire(tx, universe, due)
 
     monkeypatch.setattr(timer_firing, "_fire", careless)
-
-
-def _fields(record: StoredEffect) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in record.__struct_fields__}
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def lease(tx: Transaction) -> int:
 
 def lock(tx: Transaction) -> int:
     steps = locks.steps_of([("record_id", "task/1")], "X")
-    granted = locks.acquire(tx, SESSION, "claim", steps, owner="ada", lease_ms=1_000, may_wait=False)
+    granted = locks.acquire(tx, locks.AcquireCall(SESSION, "claim", steps, "ada", 1_000), may_wait=False)
     assert isinstance(granted, GrantedLocks)
     assert locks.release(tx, SESSION, "claim")
     return granted.locks[0].fence

@@ -35,7 +35,7 @@ from fastness.server.authorization import AllowAll
 from fastness.server.mcp.transport import AuthorizedTransport
 from fastness.testing.clock import ManualClock
 from fastness.wire.atomic import CommitAtomic
-from fastness.wire.audit import AuditEntry, audited_parts, count_of, detail_of, target_of
+from fastness.wire.audit import AuditEntry, ReadAudit, audited_parts, count_of, detail_of, target_of
 from fastness.wire.catalog import REQUESTS
 from fastness.wire.queues import (
     DeleteQueue,
@@ -112,16 +112,8 @@ def test_pages_have_the_entries_that_match_newest_first(
         found: list[AuditEntry] = []
         after: str | None = ""
         while after is not None:
-            page = database.read(
-                layer.page,
-                "main",
-                since_ms=since_ms,
-                until_ms=until_ms,
-                actor=actor,
-                action=action,
-                after=after,
-                limit=limit,
-            )
+            request = ReadAudit("main", since_ms, until_ms, actor, action, after, limit)
+            page = database.read(layer.page, request)
             assert len(page.entries) <= limit
             found += page.entries
             after = page.next
@@ -133,26 +125,26 @@ def test_a_page_reads_a_bounded_number_of_entries(monkeypatch: pytest.MonkeyPatc
     with MemoryDatabase() as database:
         for number in range(8):
             database.transact(layer.begin, entry(actor="bob" if number == 1 else "ada"))
-        pages = [database.read(layer.page, "main", actor="bob")]
+        pages = [database.read(layer.page, ReadAudit("main", actor="bob"))]
         while (after := pages[-1].next) is not None:
-            pages.append(database.read(layer.page, "main", actor="bob", after=after))
+            pages.append(database.read(layer.page, ReadAudit("main", actor="bob", after=after)))
         assert [len(page.entries) for page in pages] == [0, 0, 1]
 
 
 def test_invalid_pages_are_refused() -> None:
     with MemoryDatabase() as database:
-        for bad in ({"after": "x"}, {"after": "1-" + "0" * 60}, {"since_ms": -1}):
+        for bad in (ReadAudit(after="x"), ReadAudit(after="1-" + "0" * 60), ReadAudit(since_ms=-1)):
             with pytest.raises(InvalidArgument):
-                database.read(layer.page, "main", **bad)
+                database.read(layer.page, bad)
 
 
 def test_a_full_log_loses_its_oldest_entries(database: Database) -> None:
     for number in range(5):
         database.transact(layer.begin, entry(actor=str(number)), entries_max=3)
-    assert [each.actor for each in database.read(layer.page, "main").entries] == ["4", "3", "2"]
+    assert [each.actor for each in database.read(layer.page, ReadAudit("main")).entries] == ["4", "3", "2"]
     lost = AuditEntry("0" * 32, 1, "queue:purge", universe="main")
     database.transact(layer.finish, lost, "ok")  # The entry of a slow action may be gone by then.
-    assert len(database.read(layer.page, "main").entries) == 3
+    assert len(database.read(layer.page, ReadAudit("main")).entries) == 3
 
 
 def test_old_entries_are_deleted_from_every_log(database: Database, clock: ManualClock) -> None:
@@ -162,10 +154,10 @@ def test_old_entries_are_deleted_from_every_log(database: Database, clock: Manua
     database.transact(layer.begin, entry(actor="bob"))
     assert trim_audit(database, SpaceOptions(audit_keep_seconds=None)) == 0
     assert trim_audit(database, SpaceOptions(audit_keep_seconds=60)) == 3
-    assert [each.actor for each in database.read(layer.page, "main").entries] == ["bob"]
+    assert [each.actor for each in database.read(layer.page, ReadAudit("main")).entries] == ["bob"]
     for _ in range(2):  # The deleted entries do not count any more.
         database.transact(layer.begin, entry(actor="bob"), entries_max=3)
-    assert len(database.read(layer.page, "main").entries) == 3
+    assert len(database.read(layer.page, ReadAudit("main")).entries) == 3
 
 
 def test_a_universe_that_has_only_an_audit_log_is_not_listed(database: Database) -> None:
@@ -272,7 +264,7 @@ def calls(test: Callable[[Any], Awaitable[None]]) -> None:
 
 
 def page_of(database: Database, universe: str | None = "main") -> list[AuditEntry]:
-    return database.read(layer.page, universe).entries
+    return database.read(layer.page, ReadAudit(universe)).entries
 
 
 def test_an_entry_is_committed_before_the_action_and_gets_its_outcome() -> None:
@@ -398,7 +390,7 @@ def test_refused_calls_are_in_the_log_of_the_plane_up_to_a_bound() -> None:
         recorder.record(AllowAll(), PurgeQueue("jobs"), InvalidArgument("no"))
         await recorder.stop()
         database = transport.services.database
-        refused = database.read(layer.page, None, limit=1_000).entries
+        refused = database.read(layer.page, ReadAudit(limit=1_000)).entries
         assert AUDIT_REFUSALS_PER_MINUTE <= len(refused) <= AUDIT_REFUSALS_PER_MINUTE + 2
         assert {(each.action, each.target, each.outcome) for each in refused} == {
             ("queue:purge", "other/jobs", "not_allowed")

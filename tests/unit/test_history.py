@@ -121,7 +121,7 @@ def test_two_nodes_have_a_ring_each(database: Database, clock: ManualClock) -> N
     assert points(one, 86_400, own=True) == []
     assert database.read(first_elements, SUBSPACE, "", 10) == ["http://other:9440"]
     assert len(points(again, 86_400)) == 1
-    assert database.read(nodes.list_nodes) == {}
+    assert database.read(nodes.list_nodes) == []
 
 
 def test_servers_that_all_listen_at_one_address_have_a_ring_for_each_host(

@@ -15,7 +15,7 @@ from fastness.runtime.consumer_options import ConsumerOptions
 from fastness.runtime.sync.hosting import HostingStore
 from fastness.testing.clock import ManualClock
 from fastness.wire.canonical import canonical
-from fastness.wire.hosting import CommitTurn, GivenBack, TurnCommitted
+from fastness.wire.hosting import ClaimWorlds, CommitTurn, GivenBack, TurnCommitted
 from fastness.wire.inboxes import Control
 
 LEASE_MS = 10_000
@@ -65,7 +65,7 @@ def test_a_turn_without_items_reads_two_keys_and_writes_its_records_and_the_head
     world = World("main", "ada")
     database.transact(create, ["ada"])
     database.transact(inboxes.enqueue, world, Control(command="go"))
-    (claimed,) = store(database).claim("main", ["p"], owner="h1", limit=1, lease_ms=LEASE_MS, wait_ms=0).worlds
+    (claimed,) = store(database).claim(ClaimWorlds(["p"], "h1", 1, LEASE_MS / 1_000)).worlds
 
     def commit(tx: Transaction, turn: CommitTurn) -> tuple[TurnCommitted, int, int]:
         tx.view = counting = CountingView(tx.view)
@@ -90,7 +90,7 @@ def test_a_thousand_active_worlds_are_served_fairly(database: Database, clock: M
     held: deque[GivenBack] = deque()
     for number in range(1, 200):
         clock.advance_ms(1)
-        found = store(database).claim("main", ["p"], owner="h1", limit=16, lease_ms=LEASE_MS, wait_ms=0).worlds
+        found = store(database).claim(ClaimWorlds(["p"], "h1", lease_seconds=LEASE_MS / 1_000)).worlds
         for each in found:
             gaps.append(number - last[each.world])
             last[each.world] = number

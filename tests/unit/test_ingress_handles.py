@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,7 +35,7 @@ from fastness.errors import (
 )
 from fastness.runtime.ingress.recent import RecentPushes
 from fastness.testing.clock import ManualClock
-from fastness.wire.ingress import PUSH_MEDIA
+from fastness.wire.ingress import PUSH_MEDIA, WatchPushes
 from fastness.wire.mail import MailPolicy
 
 SECONDS_MAX = 60.0  # Bounds every wait; far more than any test needs.
@@ -476,8 +477,8 @@ def test_every_push_is_seen_in_order_or_counted_as_missed(steps: list[str | int]
 
     async def check() -> None:
         recent = RecentPushes(ManualClock())
-        options: Any = {"to": "bob" if with_filter else None, "topic": None, "wait_seconds": 0.0}
-        position = (await recent.read("main", after=None, limit=1, **options)).position
+        watch = WatchPushes("bob" if with_filter else None)
+        position = (await recent.read(watch)).position
         sent: list[tuple[int, str]] = []
         seen: list[int] = []
         missed = 0
@@ -486,7 +487,7 @@ def test_every_push_is_seen_in_order_or_counted_as_missed(steps: list[str | int]
                 sent.append((len(sent), step))
                 recent.add("main", _data_push(len(sent) - 1, step))
                 continue
-            found = await recent.read("main", after=position, limit=step, **options)
+            found = await recent.read(msgspec.structs.replace(watch, after=position, limit=step))
             assert len(found.pushes) <= step
             position, missed = found.position, missed + found.missed
             seen += [push.received_ms for push in found.pushes]

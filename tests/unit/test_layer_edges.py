@@ -78,10 +78,11 @@ from fastness.runtime.locks.table import LockTable
 from fastness.testing.clock import ManualClock
 from fastness.tiers import Tier, TierPolicy
 from fastness.wire.entities import EntityWrite
-from fastness.wire.hosting import ClaimedWorld, CommitTurn
+from fastness.wire.hosting import ClaimedWorld, CommitTurn, FailTurn
 from fastness.wire.inboxes import Control, Effect, Timer
 from fastness.wire.mail import NewMail
 from fastness.wire.queues import MessageLease, NewMessage, NewResult, QueuePolicy
+from fastness.wire.runs import CancelRun, ListRuns, StartRun
 
 ADA = World("main", "ada")
 JOBS = QueueKey("main", "jobs")
@@ -369,7 +370,7 @@ def test_a_turn_with_too_long_a_request_is_refused() -> None:
 
 
 def test_a_run_that_is_running_or_unknown_is_not_deleted(database: Database) -> None:
-    database.transact(runs.start, "main", workflow="w", id="r1")
+    database.transact(runs.start, StartRun("w", "r1"))
     with pytest.raises(RunNotEnded):
         database.transact(runs.begin_delete, "main", "r1")
     with pytest.raises(RunNotFound):
@@ -378,10 +379,10 @@ def test_a_run_that_is_running_or_unknown_is_not_deleted(database: Database) -> 
 
 def test_a_run_is_asked_once_to_end_and_runs_are_listed_in_pages(database: Database) -> None:
     for id in ("r1", "r2"):
-        database.transact(runs.start, "main", workflow="w", id=id)
-    first = database.transact(runs.cancel, "main", "r1", reason="late")
-    assert database.transact(runs.cancel, "main", "r1", reason="again") == first
-    page = database.read(runs.page, "main", state=None, workflow=None, after="", limit=1)
+        database.transact(runs.start, StartRun("w", id))
+    first = database.transact(runs.cancel, CancelRun("r1", "late"))
+    assert database.transact(runs.cancel, CancelRun("r1", "again")) == first
+    page = database.read(runs.page, ListRuns(limit=1))
     assert ([each.id for each in page.runs], page.next) == (["r1"], "r1")
 
 
@@ -618,12 +619,12 @@ def test_the_timer_of_a_world_that_is_being_deleted_is_removed_and_does_not_fire
 
 def test_the_end_of_a_run_is_not_told_to_a_parent_that_is_being_deleted(database: Database) -> None:
     parent = runs.world_of("main", "r1")
-    database.transact(runs.start, "main", workflow="w", id="r1")
-    database.transact(runs.start, "main", workflow="w", id="r2", parent="r1")
+    database.transact(runs.start, StartRun("w", "r1"))
+    database.transact(runs.start, StartRun("w", "r2", parent="r1"))
     for state in (WorldState.ARCHIVED, WorldState.DELETING):
         database.transact(worlds.change_state, parent, state)
     sequence = database.read(inboxes.next_sequence, parent)
-    assert database.transact(runs.cancel, "main", "r2", force=True).state == "cancelled"
+    assert database.transact(runs.cancel, CancelRun("r2", force=True)).state == "cancelled"
     assert database.read(inboxes.next_sequence, parent) == sequence
 
 
@@ -693,7 +694,7 @@ def test_the_program_that_a_world_has_keeps_its_claim(database: Database, hosted
 
 
 def test_a_world_that_an_error_stopped_is_not_started_by_a_pause(database: Database, hosted: ClaimedWorld) -> None:
-    database.transact(turns.fail_turn, ADA, owner="host", fence=hosted.fence, error="bad", delay_ms=0, is_stopped=True)
+    database.transact(turns.fail_turn, ADA, FailTurn("ada", "host", hosted.fence, "bad", is_stopped=True))
     for state in (WorldState.PAUSED, WorldState.ACTIVE):
         database.transact(worlds.change_state, ADA, state)
         database.transact(turns.note_state, ADA)

@@ -24,7 +24,6 @@ from fastness.layers import (
     world_forks,
     worlds,
 )
-from fastness.layers.segments import SegmentRecord
 from fastness.layers.snapshots import NO_MANIFEST, SnapshotRecord
 from fastness.layers.worlds import World, WorldState
 from fastness.plane.open import Options, open_plane
@@ -35,6 +34,7 @@ from fastness.testing.faults import ChosenFault, Crash, FaultyDatabase
 from fastness.wire.canonical import canonical
 from fastness.wire.inboxes import Control, DomainEvent, Effect, Timer
 from fastness.wire.restores import Entry
+from fastness.wire.worlds import Segment
 
 ADA, EVE = World("main", "ada"), World("main", "eve")
 NEVER_NS = 1 << 62
@@ -259,7 +259,7 @@ def test_late_steps_of_work_on_a_deleted_world_change_nothing(database: Database
     database.transact(worlds.end_delete, ADA, 1)
     assert database.transact(timers.clear, ADA, 1, 100)
     assert database.transact(effects.clear, ADA, 1, 100)
-    late = SegmentRecord(20, 24, "x", "y", 1)
+    late = Segment(20, 24, "x", "y", 1)
     for work in (
         lambda: database.transact(segments.index, ADA, late, margin=0, incarnation=1),
         lambda: database.transact(segments.trim, ADA, 100, 1),

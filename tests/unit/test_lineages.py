@@ -52,8 +52,8 @@ def test_every_restore_begins_another_lineage(database: Database, clock: ManualC
     first = database.transact(lineages.begin, "restored", until_ms=7)
     assert (first.plane, first.cause, first.since_ms) == (created.plane, "restored", clock.now_ms())
     second = database.transact(lineages.begin, "copied")
-    assert second.parents == [lineages.Parent(first.lineage, clock.now_ms()), lineages.Parent(created.lineage, 7)]
-    assert second.parent(created.lineage) == lineages.Parent(created.lineage, 7)
+    assert second.parents == [PlaneParent(first.lineage, clock.now_ms()), PlaneParent(created.lineage, 7)]
+    assert second.parent(created.lineage) == PlaneParent(created.lineage, 7)
     assert second.parent(second.lineage) is None
     last = [database.transact(lineages.begin, "restored") for _ in range(LINEAGE_PARENTS_MAX)][-1]
     assert len(last.parents) == LINEAGE_PARENTS_MAX

@@ -108,7 +108,7 @@ def test_level_names_are_case_insensitive(table: LockTable) -> None:
 def test_levels_nest_as_declared() -> None:
     table = LockTable(("cluster", "database", "table", "row"))
     with table.acquire(["row", "main/task/1"]):
-        assert [(info.path, info.mode) for info in table.holders()] == [
+        assert [(tuple(info.path), info.mode) for info in table.holders()] == [
             (("cluster", ""), "IX"),
             (("database", "main"), "IX"),
             (("table", "main/task"), "IX"),

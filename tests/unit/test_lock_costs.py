@@ -42,7 +42,7 @@ def acquire(tx: Transaction, session: LockSession, path: tuple[str, str], mode: 
     """Acquire a free lock; what it read and wrote."""
     tx.view = view = CountingView(tx.view)
     steps = locks.steps_of([path], mode)
-    granted = locks.acquire(tx, session, "claim", steps, owner="bob", lease_ms=1_000, may_wait=True)
+    granted = locks.acquire(tx, locks.AcquireCall(session, "claim", steps, "bob", 1_000), may_wait=True)
     assert isinstance(granted, GrantedLocks)
     return dict(view.counts) | {"writes": len(tx.writes)}
 

@@ -144,7 +144,7 @@ async def test_tasks_of_one_loop_exclude_each_other_with_the_blocking_call(table
 def test_rows_of_one_type_are_locked_in_ascending_order(table: LockTable, ada: Actor) -> None:
     for id in "123":
         done(ada.acquire(row(id)))
-    assert [info.path for info in table.holders()] == [
+    assert [tuple(info.path) for info in table.holders()] == [
         ("database", ""),
         ("entity_type", "task"),
         *(("record_id", f"task/{id}") for id in "123"),
@@ -383,7 +383,7 @@ def test_levels_without_nesting_are_locked_in_their_declared_order() -> None:
         with pytest.raises(LockOrderViolation):
             table.acquire(["inbox"])
         with table.acquire(["readstate"]):
-            assert [info.path for info in table.holders()] == [
+            assert [tuple(info.path) for info in table.holders()] == [
                 ("identity", ""),
                 ("inbox", "agent-7"),
                 ("inbox", "agent-8"),
@@ -434,8 +434,8 @@ def test_holders_lists_holders_and_waiters(table: LockTable, ada: Actor, bob: Ac
     waiting = bob.acquire(row(1))
     until_waiting(table, 1)
     *_, holder, waiter = table.holders()
-    assert (holder.path, holder.mode, holder.waiting_seconds) == (("record_id", "task/1"), Mode.SHARED, None)
-    assert (waiter.path, waiter.mode, waiter.held_seconds) == (("record_id", "task/1"), Mode.EXCLUSIVE, None)
+    assert (holder.path, holder.mode, holder.waiting_seconds) == (["record_id", "task/1"], Mode.SHARED, None)
+    assert (waiter.path, waiter.mode, waiter.held_seconds) == (["record_id", "task/1"], Mode.EXCLUSIVE, None)
     assert "ada" in holder.owner
     assert "bob" in waiter.owner
     assert holder.held_seconds is not None

@@ -57,17 +57,9 @@ class Caller:
         continues: bool = False,
         attempt: str = "",
     ) -> GrantedLocks | Waiting:
-        return self.database.transact(
-            locks.acquire,
-            self.session,
-            claim,
-            locks.steps_of(paths, mode),
-            owner=self.name,
-            lease_ms=LEASE_MS,
-            may_wait=may_wait,
-            continues=continues,
-            attempt=attempt,
-        )
+        steps = locks.steps_of(paths, mode)
+        call = locks.AcquireCall(self.session, claim, steps, self.name, LEASE_MS, continues, attempt)
+        return self.database.transact(locks.acquire, call, may_wait=may_wait)
 
     def fence(self, *paths: Sequence[str], mode: str = "X", claim: str = "c1") -> int:
         """Acquire locks that are free, and return the fence of the last of them."""
@@ -373,8 +365,8 @@ def test_fences_are_above_the_floor(database: Database, caller: Callable[[str], 
     def with_floor(tx: Transaction) -> int:
         tx.fence_floor = fence_floor.STEP
         ada = caller("ada")
-        steps = locks.steps_of([ROW], "X")
-        granted = locks.acquire(tx, ada.session, "c1", steps, owner="ada", lease_ms=LEASE_MS, may_wait=False)
+        call = locks.AcquireCall(ada.session, "c1", locks.steps_of([ROW], "X"), "ada", LEASE_MS)
+        granted = locks.acquire(tx, call, may_wait=False)
         assert isinstance(granted, GrantedLocks)
         return granted.locks[0].fence
 

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import fastness
@@ -16,7 +17,6 @@ from fastness.kv import Database, Transaction
 from fastness.layers import mailboxes, maintenance, nodes
 from fastness.layers.mailboxes import Address
 from fastness.layers.maintenance import MaintenanceLease
-from fastness.layers.nodes import Load, Node
 from fastness.limits import (
     MAINTENANCE_LEASE_SECONDS,
     NODE_FORGOTTEN_SECONDS,
@@ -31,39 +31,42 @@ from fastness.runtime.maintenance.space_loop import SpaceLoop
 from fastness.runtime.maintenance.space_options import SpaceOptions
 from fastness.testing.clock import ManualClock
 from fastness.wire.mail import NewMail
+from fastness.wire.nodes import NodeLoad, NodeStatus
 
 DEADLINE_SECONDS = 30.0  # A thread that hangs fails the test.
 BOB = Address("main", "bob")
 LEASE_MS = round(MAINTENANCE_LEASE_SECONDS * 1_000)
-RECORD = Node("server", "1.0", 1, 2, "host", 7, "http://127.0.0.1:9440", 5, 0, Load(1.5, 2, 3, 0.25))
+LOAD = NodeLoad(1.5, 2, 3, 0.25)
+A = NodeStatus("a", "server", "1.0", 1, 2, "host", 7, "http://127.0.0.1:9440", 5, 0, False, False, LOAD)
+B = msgspec.structs.replace(A, id="b")
 
 
-def list_nodes(database: Database) -> dict[str, Node]:
-    return database.read(nodes.list_nodes)
+def list_nodes(database: Database) -> dict[str, NodeStatus]:
+    return {node.id: node for node in database.read(nodes.list_nodes)}
 
 
 def test_a_record_has_the_time_of_its_last_renewal(database: Database, clock: ManualClock) -> None:
-    database.transact(nodes.renew, "a", RECORD)
+    database.transact(nodes.renew, A)
     clock.advance_ms(5_000)
-    database.transact(nodes.renew, "a", RECORD)
-    database.transact(nodes.renew, "b", RECORD)
+    database.transact(nodes.renew, A)
+    database.transact(nodes.renew, B)
     found = list_nodes(database)
     assert {id: node.seen_ms for id, node in found.items()} == {"a": clock.now_ms(), "b": clock.now_ms()}
-    assert (found["a"].load, found["a"].address) == (RECORD.load, RECORD.address)
+    assert found["a"] == msgspec.structs.replace(A, seen_ms=clock.now_ms(), alive=True)
     database.transact(nodes.leave, "a")
     assert [*list_nodes(database)] == ["b"]
 
 
 def test_a_node_without_renewals_is_gone_and_later_forgotten(database: Database, clock: ManualClock) -> None:
-    database.transact(nodes.renew, "a", RECORD)
+    database.transact(nodes.renew, A)
     clock.advance_ms(round(NODE_GONE_SECONDS * 1_000) - 1)
-    assert list_nodes(database)["a"].is_alive(clock.now_ms())
+    assert list_nodes(database)["a"].alive
     clock.advance_ms(1)
-    assert not list_nodes(database)["a"].is_alive(clock.now_ms())
-    assert nodes.forgettable(list_nodes(database), clock.now_ms()) == []
+    assert not list_nodes(database)["a"].alive
+    assert nodes.forgettable(database.read(nodes.list_nodes), clock.now_ms()) == []
     clock.advance_ms(round((NODE_FORGOTTEN_SECONDS - NODE_GONE_SECONDS) * 1_000))
-    assert nodes.forgettable(list_nodes(database), clock.now_ms()) == ["a"]
-    database.transact(nodes.renew, "b", RECORD)
+    assert nodes.forgettable(database.read(nodes.list_nodes), clock.now_ms()) == ["a"]
+    database.transact(nodes.renew, B)
     database.transact(nodes.forget, ["a", "b"])  # `b` has been renewed since.
     assert [*list_nodes(database)] == ["b"]
 

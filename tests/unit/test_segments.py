@@ -12,13 +12,13 @@ from fastness.backends.objects import ObjectStore, open_objects
 from fastness.errors import ChecksumMismatch, InvalidArgument, MalformedSegment, MissingObject, SegmentExists
 from fastness.kv import Database
 from fastness.layers import journal_records, journals, segments, snapshots
-from fastness.layers.segments import SegmentRecord
 from fastness.layers.snapshots import NO_MANIFEST, SnapshotRecord
 from fastness.layers.worlds import World
 from fastness.runtime.sync.blobs import BlobStore
 from fastness.runtime.sync.worlds import WorldStore
 from fastness.testing.faults import ChosenFault, Crash, FaultyDatabase, faulty_objects
 from fastness.wire.canonical import canonical
+from fastness.wire.worlds import Segment
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "segment-0-3.log"
 ADA = World("main", "ada")
@@ -86,7 +86,7 @@ def test_only_records_below_the_baseline_margin_are_exported(database: Database,
     assert store.compact(ADA, entries=100, margin=1).segments == 0
     assert store.compact(ADA, entries=99, margin=1).segments == 1
     with pytest.raises(InvalidArgument, match="too close to the baseline"):
-        database.transact(segments.index, ADA, SegmentRecord(199, 300, "x", "y", 1), margin=0)
+        database.transact(segments.index, ADA, Segment(199, 300, "x", "y", 1), margin=0)
 
 
 def test_segments_leave_no_gap_and_never_change(database: Database, objects: ObjectStore) -> None:
@@ -96,9 +96,9 @@ def test_segments_leave_no_gap_and_never_change(database: Database, objects: Obj
     assert (first.start, first.end) == (0, 99)
     database.transact(segments.index, ADA, first)
     with pytest.raises(SegmentExists, match="export from"):
-        database.transact(segments.index, ADA, SegmentRecord(50, 150, "x", "y", 1))
+        database.transact(segments.index, ADA, Segment(50, 150, "x", "y", 1))
     with pytest.raises(SegmentExists, match="leave no gap"):
-        database.transact(segments.index, ADA, SegmentRecord(420, 430, "x", "y", 1))
+        database.transact(segments.index, ADA, Segment(420, 430, "x", "y", 1))
     assert [record.start for record in database.read(segments.page, ADA, limit=10)] == [0, 100, 200, 300]
     assert [record.start for record in database.read(segments.page, ADA, after=99, limit=1)] == [100]
 
@@ -121,12 +121,12 @@ def test_a_damaged_segment_is_reported(database: Database, objects: ObjectStore)
 
 def test_a_segment_with_the_right_checksum_and_the_wrong_records_is_reported() -> None:
     body = b"".join(segments.body([b"a", b"b"]))
-    record = SegmentRecord(0, 2, "x", segments.checksum(body), len(body))
+    record = Segment(0, 2, "x", segments.checksum(body), len(body))
     with pytest.raises(MalformedSegment):
         segments.parse(body, record)
     cut = body[:-1]
     with pytest.raises(MalformedSegment):
-        segments.parse(cut, SegmentRecord(0, 1, "x", segments.checksum(cut), len(cut)))
+        segments.parse(cut, Segment(0, 1, "x", segments.checksum(cut), len(cut)))
 
 
 def test_the_bytes_of_a_segment_never_change() -> None:
@@ -136,7 +136,7 @@ def test_the_bytes_of_a_segment_never_change() -> None:
     golden = GOLDEN.read_bytes()
     assert b"".join(segments.body(entries)) == golden
     assert segments.checksum(golden) == "sha256:b510321ac6db64fb049fcb5623db8f50263533dd50f1cd46d9484dc997e2b889"
-    parsed = segments.parse(golden, SegmentRecord(0, 3, "x", segments.checksum(golden), len(golden)))
+    parsed = segments.parse(golden, Segment(0, 3, "x", segments.checksum(golden), len(golden)))
     assert [cbor2.loads(journal_records.split(record)[1]) for record in parsed] == values
 
 

@@ -78,9 +78,4 @@ def _public_key(key_file: str | None, public_key: str | None) -> bytes | None:
 
 
 def _fields(found: Agent) -> dict[str, Any]:
-    return {
-        "name": found.name,
-        "public_key": None if found.public_key is None else found.public_key.hex(),
-        "world": found.world,
-        "registered_at": printing.timestamp(found.registered_ms),
-    }
+    return printing.fields(found, public_key=None if found.public_key is None else found.public_key.hex())

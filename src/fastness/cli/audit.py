@@ -65,16 +65,6 @@ def _entries(read: Callable[..., AuditPage], given: dict[str, Any], limit: int) 
 
 
 def _fields(entry: AuditEntry) -> dict[str, Any]:
-    return {
-        "id": entry.id,
-        "at": printing.timestamp(entry.at_ms),
-        "actor": entry.actor or None,
-        "token_id": entry.token_id or None,
-        "from": " ".join(filter(None, (entry.entry, entry.client))),
-        "action": entry.action,
-        "universe": entry.universe,
-        "target": entry.target,
-        "outcome": entry.outcome,
-        "count": entry.count,
-        "detail": entry.detail,
-    }
+    client = " ".join(filter(None, (entry.entry, entry.client)))
+    empty = {name: getattr(entry, name) or None for name in ("actor", "token_id")}
+    return printing.fields(entry, "client", "entry", **empty, **{"from": client})

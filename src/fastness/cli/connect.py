@@ -15,8 +15,6 @@ from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
-import msgspec
-
 from fastness import context_file
 from fastness.cli.given_options import given_options
 from fastness.errors import DirectoryInUse, InvalidArgument
@@ -33,16 +31,11 @@ _CALL_SECONDS: Final = 20.0  # How long one call waits on a server before the ne
 Result = TypeVar("Result")
 
 
-class Target(msgspec.Struct, frozen=True, kw_only=True):
+class Target(context_file.Context, frozen=True, kw_only=True):
     """The plane and universe to use, and how to connect."""
 
     url: str
     universe: str = UNIVERSE
-    token: str | None = None
-    objects: str | None = None
-    ca: str | None = None
-    cert: str | None = None
-    key: str | None = None
     patience_seconds: float = PATIENCE_SECONDS
 
     @property

@@ -115,18 +115,5 @@ def _claimed(plane: Plane, world: str, height: int, number: int, fence: int) -> 
 
 
 def _fields(effect: EffectInfo) -> dict[str, Any]:
-    return {
-        "world": effect.world,
-        "height": effect.height,
-        "number": effect.number,
-        "kind": effect.kind,
-        "state": effect.state,
-        "due_at": printing.timestamp(effect.due_ms),
-        "attempts": effect.attempts,
-        "max_attempts": effect.max_attempts,
-        "fence": effect.fence,
-        "owner": effect.owner,
-        "error": effect.error,
-        "idempotency_key": effect.intent_hash.hex(),
-        **{name.replace("payload", "params"): value for name, value in printing.payload(effect.params).items()},
-    }
+    params = {name.replace("payload", "params"): value for name, value in printing.payload(effect.params).items()}
+    return printing.fields(effect, "intent_hash", "params", idempotency_key=effect.intent_hash.hex(), **params)

@@ -121,10 +121,4 @@ def _row(found: UniverseEncryption) -> dict[str, Any]:
 
 
 def _fields(found: UniverseEncryption) -> dict[str, Any]:
-    return {
-        "universe": found.universe,
-        "keys": found.keys,
-        "newest_key_at": printing.timestamp(found.created_ms),
-        "all_encrypted": found.all_encrypted,
-        "all_newest": found.all_newest,
-    }
+    return printing.fields(found, "created_ms", newest_key_at=printing.timestamp(found.created_ms))

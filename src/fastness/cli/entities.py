@@ -107,17 +107,7 @@ def history(kind: str, id: str, after: int, limit: int) -> None:
         found = plane.entities.history(kind, id, after=after, limit=limit)
         if not found and not after and plane.entities.get(kind, id) is None:
             raise _not_found(kind, id)
-    rows = [
-        {
-            "version": each.version,
-            "at": printing.timestamp(each.at_ms),
-            "durability": each.durability,
-            "fields": printing.jsonable(each.fields),
-            "removed": each.removed,
-            "deleted": each.deleted,
-        }
-        for each in found
-    ]
+    rows = [printing.fields(each, fields=printing.jsonable(each.fields)) for each in found]
     printing.rows(rows, _HISTORY_COLUMNS, empty="No changes.")
 
 
@@ -138,14 +128,7 @@ def _not_found(kind: str, id: str) -> NotFound:
 
 
 def _fields(found: Entity) -> dict[str, Any]:
-    shown = {
-        "kind": found.kind,
-        "id": found.id,
-        "version": found.version,
-        "fields": printing.jsonable(found.fields),
-        "created_at": printing.timestamp(found.created_ms),
-        "updated_at": printing.timestamp(found.updated_ms),
-    }
+    shown = printing.fields(found, "best_effort", fields=printing.jsonable(found.fields))
     if found.best_effort:
         shown["best_effort"] = {field: printing.timestamp(at_ms) for field, at_ms in found.best_effort.items()}
     return shown

@@ -90,7 +90,7 @@ def acquire(key: str, ttl: float, wait: float, owner: str | None, txn_id: str | 
     """
     with exports.unset_on_failure(_VARIABLES), connect.PlaneCaller(connect.current_target(), create=True) as caller:
         granted = _acquire(caller, key, ttl=ttl, wait=wait, owner=owner, txn_id=txn_id)
-    printing.record(_fields(granted)) if wants_json() else click.echo(exports.export_lines(_variables(granted)))
+    printing.record(printing.fields(granted)) if wants_json() else click.echo(exports.export_lines(_variables(granted)))
 
 
 class LeaseOptions(TypedDict):
@@ -203,7 +203,7 @@ def show(key: str) -> None:
         found = plane.lease(key).describe()
     if found.lease is None:
         raise NotFound(f"The lease of {key} was never acquired")
-    printing.record({**_fields(found.lease), "held": found.held, "waiting": found.waiting})
+    printing.record({**printing.fields(found.lease), "held": found.held, "waiting": found.waiting})
 
 
 @lease.command("list")
@@ -217,7 +217,7 @@ def list_(after: str, limit: int) -> None:
         while next_key is not None and len(found) < limit:
             page = plane.leases(after=next_key, limit=min(limit, 1_000))
             found, next_key = found + page.leases, page.next
-    printing.rows([_fields(each) for each in found[:limit]], _COLUMNS, empty="No leases are held.")
+    printing.rows([printing.fields(each) for each in found[:limit]], _COLUMNS, empty="No leases are held.")
 
 
 def _acquire(
@@ -277,15 +277,3 @@ def _lease_handle(plane: Plane, granted: Granted, ttl_seconds: float) -> Lease:
 
 def _variables(granted: Granted) -> dict[str, str]:
     return dict(zip(_VARIABLES, (granted.key, granted.lease_id, str(granted.fence), granted.txn_id or ""), strict=True))
-
-
-def _fields(granted: Granted) -> dict[str, Any]:
-    return {
-        "key": granted.key,
-        "lease_id": granted.lease_id,
-        "owner": granted.owner,
-        "fence": granted.fence,
-        "acquired_at": printing.timestamp(granted.acquired_ms),
-        "expires_at": printing.timestamp(granted.expires_ms),
-        "txn_id": granted.txn_id,
-    }

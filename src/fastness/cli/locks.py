@@ -51,14 +51,13 @@ def end(number: str) -> None:
 
 
 def _fields(session: LockSessionInfo) -> dict[str, Any]:
-    return {
-        "number": session.number,
-        "owner": session.owner,
-        "since": printing.timestamp(session.since_ms),
-        "expires_at": printing.timestamp(session.expires_ms),
-        "holds": [_text(each) for each in session.locks if not each.is_waiting and not each.is_intent],
-        "waits_for": next((_text(each) for each in session.locks if each.is_waiting), None),
-    }
+    return printing.fields(
+        session,
+        *("since_ms", "locks"),
+        since=printing.timestamp(session.since_ms),
+        holds=[_text(each) for each in session.locks if not each.is_waiting and not each.is_intent],
+        waits_for=next((_text(each) for each in session.locks if each.is_waiting), None),
+    )
 
 
 def _text(lock: LockHolding) -> str:

@@ -17,7 +17,7 @@ from fastness.encryption import AgentKey
 from fastness.errors import SealBroken
 from fastness.handles.sync.plane import Plane
 from fastness.limits import MAIL_BATCH_MAX, MAIL_BYTES_MAX, READ_ENTRIES_MAX
-from fastness.wire.mail import Envelope, MailboxSize, MailPolicy, MailReceipt
+from fastness.wire.mail import Envelope, MailPolicy
 
 _MAIL_COLUMNS: Final = ("sequence", "id", "from", "sent_at", "payload")
 _MAILBOX_COLUMNS: Final = ("agent", "pending", "oldest_at", "joined")
@@ -178,15 +178,7 @@ def count(agent: str) -> None:
     """
     with connect.open_plane() as plane:
         found = plane.mailbox(agent).stats()
-    printing.record(
-        {
-            "agent": agent,
-            "pending": found.pending,
-            "pending_max": found.pending_max,
-            "oldest_at": printing.timestamp(found.oldest_ms),
-            "joined": found.joined,
-        }
-    )
+    printing.record({"agent": agent, **printing.fields(found)})
 
 
 @mail.command("list")
@@ -198,7 +190,7 @@ def list_(after: str, limit: int) -> None:
     """List the mailboxes and their pending mail."""
     with connect.open_plane() as plane:
         found = plane.mailboxes(after=after, limit=limit)
-    printing.rows([_box_fields(each) for each in found], _MAILBOX_COLUMNS, empty="No mailboxes.")
+    printing.rows([printing.fields(each) for each in found], _MAILBOX_COLUMNS, empty="No mailboxes.")
 
 
 @mail.command()
@@ -211,7 +203,7 @@ def receipts(agent: str, after: int, count: int) -> None:
     """List the receipts of the mail that AGENT has sent."""
     with connect.open_plane() as plane:
         found = plane.mailbox(agent).receipts(after=after, limit=count)
-    printing.rows([_receipt_fields(each) for each in found], _RECEIPT_COLUMNS, empty="No receipts.")
+    printing.rows([printing.fields(each) for each in found], _RECEIPT_COLUMNS, empty="No receipts.")
 
 
 @mail.command()
@@ -260,26 +252,11 @@ def _confirm(plane: Plane, agent: str, mails: list[Envelope]) -> int:
 
 
 def _fields(each: Envelope, key: AgentKey | None) -> dict[str, Any]:
-    return {
-        "sequence": each.sequence,
-        "id": each.id,
-        "from": each.sender,
-        "to": each.to,
-        "sent_at": printing.timestamp(each.sent_ms),
-        "expires_at": printing.timestamp(each.expires_ms),
-        "content_type": each.content_type,
-        "correlation_id": each.correlation_id,
+    return printing.fields(
+        each,
+        *("sender", "body", "seal_error", "sealed_by", "sealed_ms"),
+        **{"from": each.sender},
         **printing.payload(each.body, each.content_type),
         **({} if each.seal_error is None else {"seal_error": each.seal_error}),
         **({} if key is None else {"sealed_by": each.sealed_by}),
-    }
-
-
-def _box_fields(each: MailboxSize) -> dict[str, Any]:
-    oldest = None if each.oldest_ms is None else printing.timestamp(each.oldest_ms)
-    return {"agent": each.agent, "pending": each.pending, "oldest_at": oldest, "joined": each.joined}
-
-
-def _receipt_fields(each: MailReceipt) -> dict[str, Any]:
-    fields = msgspec.structs.asdict(each)
-    return {**fields, "at": printing.timestamp(fields.pop("at_ms"))}
+    )

@@ -1,16 +1,13 @@
 """`fastness mcp expose`: queues and workflows as tools of agents."""
 
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from fastness.cli import connect, printing, values
 from fastness.cli.commands import LeafCommand
 from fastness.errors import Unsupported
-
-if TYPE_CHECKING:
-    from fastness.mcp.exposed_tools import ExposedTool
 
 
 @click.command(
@@ -56,7 +53,7 @@ def expose(
             is_workflow=workflow,
             task=task,
         )
-    printing.result(f"The {tool.kind} {tool.target} is the tool {tool.name}", _fields(tool))
+    printing.result(f"The {tool.kind} {tool.target} is the tool {tool.name}", printing.fields(tool))
 
 
 @click.command("list", cls=LeafCommand, examples=["fastness mcp list --json"])
@@ -66,7 +63,7 @@ def list_() -> None:
     with connect.open_plane() as plane:
         found = exposing.exposed(plane)
     columns = ("name", "kind", "target", "description")
-    printing.rows([_fields(tool) for tool in found], columns, empty="No queue or workflow is a tool.")
+    printing.rows([printing.fields(tool) for tool in found], columns, empty="No queue or workflow is a tool.")
 
 
 @click.command(cls=LeafCommand, examples=["fastness mcp conceal resize"])
@@ -94,15 +91,3 @@ def _read_schema(given: str) -> Any:
         return values.parse_json(given)
     with values.open_input(None, given) as stream:
         return values.parse_json(stream.read())
-
-
-def _fields(tool: "ExposedTool") -> dict[str, Any]:
-    return {
-        "name": tool.name,
-        "kind": tool.kind,
-        "target": tool.target,
-        "description": tool.description,
-        "task": tool.task,
-        "input_schema": tool.input_schema,
-        "output_schema": tool.output_schema,
-    }

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
-from typing import IO, Any, Final, Literal, TypedDict
+from typing import IO, Any, Final
 
 import click
 import msgspec
@@ -10,32 +10,10 @@ from click.shell_completion import CompletionItem
 
 from fastness.cli import values
 from fastness.cli.durations import SECONDS, Seconds
+from fastness.handles.queues import MessageOptions
 from fastness.handles.sync.plane import Plane
 from fastness.limits import PAYLOAD_INLINE_BYTES_MAX
 from fastness.wire.queues import NewMessage
-
-
-class MessageOptions(TypedDict, total=False):
-    """The message options that were given, as keyword arguments of `NewMessage`."""
-
-    content_type: str
-    attributes: dict[str, str]
-    correlation_id: str
-    priority: int
-    group: str
-    idempotency_key: str
-    delay_seconds: float
-    ttl_seconds: float
-    max_attempts: int
-    visibility_seconds: float
-    retry_delay_seconds: float
-    key: str
-    keep_result: bool
-    unique_key: str
-    unique_until: Literal["done", "leased"] | float
-    debounce_key: str
-    debounce_seconds: float
-    debounce_max_seconds: float
 
 
 class UniqueUntil(click.ParamType[Any]):

@@ -10,7 +10,6 @@ import click
 
 from fastness.cli import completion, connect, printing, values
 from fastness.cli.commands import CommandGroup, wants_json
-from fastness.cli.consume import failure_fields
 from fastness.cli.durations import SECONDS, WAIT
 from fastness.cli.existing import open_queue
 from fastness.errors import MessageNotFound, ResultNotReady, rebuild
@@ -135,7 +134,7 @@ def search(
             if page.next is None or len(found) == count:
                 break
             after = page.next
-    printing.rows([_found_fields(each) for each in found], _FOUND_COLUMNS, empty="No messages match.")
+    printing.rows([printing.fields(each) for each in found], _FOUND_COLUMNS, empty="No messages match.")
     if not wants_json():
         more = "; there may be more, use -n to list more" if page.next is not None else ""
         click.echo(f"Searched {scanned:,} {'record' if scanned == 1 else 'records'}{more}.", err=True)
@@ -251,63 +250,15 @@ def _print_result(name: str, id: str, value: Any) -> None:
         click.echo(printing.escape_control(printing.compact(value)))
 
 
-def _found_fields(found: FoundMessage) -> dict[str, Any]:
-    return {
-        "id": found.id,
-        "state": found.state,
-        "priority": found.priority,
-        "group": found.group,
-        "key": found.key,
-        "correlation_id": found.correlation_id,
-        "owner": found.owner,
-        "attempts": found.attempts,
-        "failure_attempts": found.failure_attempts,
-        "max_attempts": found.max_attempts,
-        "created_at": printing.timestamp(found.created_ms),
-        "due_at": printing.timestamp(found.due_ms),
-        "expires_at": printing.timestamp(found.expires_ms),
-        "died_at": printing.timestamp(found.died_ms),
-        "finished_at": printing.timestamp(found.finished_ms),
-        "last_error": found.last_error,
-        "size": found.size,
-        "content_type": found.content_type,
-    }
-
-
 def message_fields(found: MessageInfo) -> dict[str, Any]:
     """The fields of what is known about a message, as the command line prints them."""
-    return {
-        "id": found.id,
-        "state": found.state,
-        "priority": found.priority,
-        "group": found.group,
-        "key": found.key,
-        "unique_key": found.unique_key,
-        "correlation_id": found.correlation_id,
-        "attempts": found.attempts,
-        "failure_attempts": found.failure_attempts,
-        "max_attempts": found.max_attempts,
-        "created_at": printing.timestamp(found.created_ms),
-        "due_at": printing.timestamp(found.due_ms),
-        "ttl_at": printing.timestamp(found.ttl_at_ms),
-        "owner": found.owner,
-        "leased_at": printing.timestamp(found.leased_ms),
-        "expires_at": printing.timestamp(found.expires_ms),
-        "lease_id": found.lease_id,
-        "died_at": printing.timestamp(found.died_ms),
-        "finished_at": printing.timestamp(found.finished_ms),
-        "state_etag": found.state_etag,
-        "workflow_state": None if found.state_value is None else printing.jsonable(cbor2.loads(found.state_value)),
-        "keep_result": found.keep_result,
-        "has_result": found.has_result,
-        "last_error": found.last_error,
-        "failures": [failure_fields(failure) for failure in found.failures],
-        "attributes": found.attributes,
-        "content_type": found.content_type,
-        "size": found.size,
-        "blob": found.blob,
+    return printing.fields(
+        found,
+        *("payload", "fence", "stateful", "state_value"),
+        workflow_state=None if found.state_value is None else printing.jsonable(cbor2.loads(found.state_value)),
+        failures=[printing.fields(failure) for failure in found.failures],
         **printing.payload(found.payload, found.content_type),
-    }
+    )
 
 
 def print_failures(id: str, failures: Sequence[Failure]) -> None:

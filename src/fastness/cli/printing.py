@@ -85,6 +85,23 @@ def timestamp(ms: int | None) -> str | None:
     return datetime.fromtimestamp(ms / 1_000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def fields(found: msgspec.Struct, /, *left_out: str, **others: Any) -> dict[str, Any]:
+    """The fields of an answer, except those that are left out, with others.
+
+    A time such as `due_ms` is shown as `due_at`. Leave out durations.
+    """
+    shown: dict[str, Any] = {}
+    for name in found.__struct_fields__:
+        stem = name.removesuffix("_ms")
+        if name in left_out:
+            continue
+        if stem == name:
+            shown[name] = getattr(found, name)
+        else:
+            shown[stem if stem.split("_")[-1] == "at" else f"{stem}_at"] = timestamp(getattr(found, name))
+    return shown | others
+
+
 def payload(data: bytes | None, content_type: str = "") -> dict[str, Any]:
     """A payload as JSON fields: a value for JSON, text for text, base64 otherwise."""
     if data is None:

@@ -13,12 +13,13 @@ from fastness.cli.commands import CommandGroup, wants_json
 from fastness.cli.consume import delivery_fields
 from fastness.cli.durations import SECONDS, NoValue, OrNone
 from fastness.cli.existing import open_queue
-from fastness.cli.message_options import MessageOptions, inline_message, message_options, read_message
+from fastness.cli.message_options import inline_message, message_options, read_message
 from fastness.cli.messages import print_failures
+from fastness.handles.queues import MessageOptions
 from fastness.handles.sync.plane import Plane
 from fastness.limits import MESSAGES_MAX, READ_ENTRIES_MAX, SUMMARY_LIST_MAX
 from fastness.tiers import Tier
-from fastness.wire.queues import Delivery, KeyInfo, LeasedMessage, QueuePolicy, QueueStats, Receipt
+from fastness.wire.queues import Delivery, KeyInfo, QueuePolicy, QueueStats, Receipt
 
 _LIST_COLUMNS: Final = ("queue", "ready", "delayed", "leased", "blocked", "dead", "paused", "head_age_seconds")
 _MESSAGE_COLUMNS: Final = ("id", "priority", "group", "attempts", "created_at", "last_failure", "payload")
@@ -184,7 +185,7 @@ def leased(name: str, count: int, after: str) -> None:
     """Show the leased messages, with their owners and expiries."""
     with open_queue(name) as opened:
         found = opened.leased(count, after=after)
-    printing.rows([_leased_fields(each) for each in found], _LEASED_COLUMNS, empty="No leased messages.")
+    printing.rows([printing.fields(each, "txn_id") for each in found], _LEASED_COLUMNS, empty="No leased messages.")
 
 
 @queue.command()
@@ -415,31 +416,8 @@ def _last_failure(delivery: Delivery) -> str | None:
 
 
 def _key_fields(name: str, found: KeyInfo) -> dict[str, Any]:
-    return {
-        "queue": name,
-        "key": found.key,
-        "ready": found.ready,
-        "blocked": found.blocked,
-        "leased": found.leased,
-        "paused_until": printing.timestamp(found.paused_until_ms),
-    }
-
-
-def _leased_fields(message: LeasedMessage) -> dict[str, Any]:
-    return {
-        "id": message.id,
-        "owner": message.owner,
-        "attempts": message.attempts,
-        "failure_attempts": message.failure_attempts,
-        "max_attempts": message.max_attempts,
-        "expires_at": printing.timestamp(message.expires_ms),
-        "created_at": printing.timestamp(message.created_ms),
-        "lease_id": message.lease_id,
-        "fence": message.fence,
-        "priority": message.priority,
-        "group": message.group,
-        "correlation_id": message.correlation_id,
-    }
+    until = printing.timestamp(found.paused_until_ms)
+    return {"queue": name, **printing.fields(found, "paused_until_ms", paused_until=until)}
 
 
 def _stats_fields(found: QueueStats) -> dict[str, Any]:

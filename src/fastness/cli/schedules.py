@@ -7,8 +7,9 @@ import click
 from fastness.cli import completion, connect, printing, values
 from fastness.cli.commands import CommandGroup
 from fastness.cli.existing import open_queue
-from fastness.cli.message_options import MessageOptions, message_options, read_message
+from fastness.cli.message_options import message_options, read_message
 from fastness.errors import NotFound
+from fastness.handles.queues import MessageOptions
 from fastness.wire.queues import NewMessage, Schedule
 
 schedule = CommandGroup(
@@ -74,10 +75,5 @@ def _options_of(message: NewMessage) -> dict[str, Any]:
 
 
 def _fields(found: Schedule) -> dict[str, Any]:
-    return {
-        "name": found.name,
-        "cron": found.cron,
-        "timezone": found.timezone,
-        "next_at": printing.timestamp(found.next_ms),
-        **printing.payload(found.message.payload, found.message.content_type),
-    }
+    payload = printing.payload(found.message.payload, found.message.content_type)
+    return printing.fields(found, "message", **payload)

@@ -21,14 +21,7 @@ def get(key: str) -> None:
         found = plane.state(key).get()
     if found is None:
         raise NotFound(f"State {key} does not exist; set it first")
-    fields = {
-        "key": key,
-        "value": printing.jsonable(found.value),
-        "etag": found.etag,
-        "version": found.version,
-        "updated_at": printing.timestamp(found.updated_ms),
-        "correlation_id": found.correlation_id,
-    }
+    fields = {"key": key, **printing.fields(found, value=printing.jsonable(found.value))}
     printing.record(fields)
 
 

@@ -36,17 +36,8 @@ def mark_restored() -> None:
 
 def identity_fields(found: PlaneStatus) -> dict[str, Any]:
     """The fields of a status, for --json."""
-    return {
-        "version": found.version,
-        "data_format": found.data_format,
-        "plane": found.plane,
-        "lineage": found.lineage,
-        "since": printing.timestamp(found.since_ms),
-        "cause": found.cause,
-        "parents": [
-            {"lineage": parent.lineage, "until": printing.timestamp(parent.until_ms)} for parent in found.parents
-        ],
-    }
+    parents = [{"lineage": each.lineage, "until": printing.timestamp(each.until_ms)} for each in found.parents]
+    return printing.fields(found, "since_ms", since=printing.timestamp(found.since_ms), parents=parents)
 
 
 def _lines(found: PlaneStatus) -> list[str]:

@@ -32,10 +32,5 @@ def list_(world: str | None, after: str, limit: int) -> None:
 
 
 def _fields(timer: TimerInfo) -> dict[str, Any]:
-    return {
-        "due_at": printing.timestamp(timer.deliver_at_ms),
-        "world": timer.world,
-        "timer_id": timer.timer_id,
-        "height": timer.height,
-        **printing.payload(timer.payload),
-    }
+    due_at = printing.timestamp(timer.deliver_at_ms)
+    return printing.fields(timer, "deliver_at_ms", "payload", due_at=due_at, **printing.payload(timer.payload))

@@ -173,17 +173,4 @@ def _all_tokens(plane: Plane) -> Iterator[TokenInfo]:
 
 
 def _fields(info: TokenInfo) -> dict[str, Any]:
-    return {
-        "id": info.id,
-        "name": info.name,
-        "universes": info.universes,
-        "verbs": info.verbs,
-        "queues": info.queues,
-        "access_key_id": info.access_key_id or None,
-        "created_at": printing.timestamp(info.created_ms),
-        "expires_at": printing.timestamp(info.expires_ms),
-        "revoked_at": printing.timestamp(info.revoked_ms),
-        "rate_per_second": info.rate_per_second,
-        "body_bytes_max": info.body_bytes_max,
-        "maker": info.maker or None,
-    }
+    return printing.fields(info, access_key_id=info.access_key_id or None, maker=info.maker or None)

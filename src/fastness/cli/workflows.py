@@ -200,16 +200,11 @@ def _argument(text: str) -> Any:
 
 
 def _fields(found: RunInfo) -> dict[str, Any]:
-    return {
-        "id": found.id,
-        "workflow": found.workflow,
-        "state": "cancelling" if found.is_cancelling and found.state == RUNNING else found.state,
-        "started_at": printing.timestamp(found.started_ms),
-        "ended_at": printing.timestamp(found.ended_ms),
-        "parent": found.parent,
-        "error": found.error,
-        "error_code": found.error_code,
-    }
+    return printing.fields(
+        found,
+        *("result", "published", "is_duplicate", "result_blob", "is_cancelling", "incarnation"),
+        state="cancelling" if found.is_cancelling and found.state == RUNNING else found.state,
+    )
 
 
 def _values(found: RunInfo) -> dict[str, Any]:

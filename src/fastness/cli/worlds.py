@@ -303,15 +303,7 @@ def list_aside(name: str, after: int | None, count: int) -> None:
     """List the items that were set aside, with their errors."""
     with connect.open_plane() as plane:
         found = plane.world(name).aside(after=after, limit=count)
-    rows = [
-        {
-            "sequence": each.sequence,
-            "set_aside_at": printing.timestamp(each.set_aside_ms),
-            "error": each.error,
-            "item": msgspec.to_builtins(each.item),
-        }
-        for each in found
-    ]
+    rows = [printing.fields(each, item=msgspec.to_builtins(each.item)) for each in found]
     printing.rows(rows, ("sequence", "set_aside_at", "error", "item"), empty="No items are set aside.")
 
 
@@ -456,10 +448,4 @@ def _print_hosting(found: HostingInfo) -> None:
 
 
 def _fields(found: Described) -> dict[str, Any]:
-    return {
-        "name": found.name,
-        "state": found.state,
-        "head": found.head,
-        "created_at": printing.timestamp(found.created_ms),
-        "incarnation": found.incarnation,
-    }
+    return printing.fields(found, "hot", "baseline")

@@ -16,14 +16,13 @@ from typing import Any, Final
 import msgspec
 
 from fastness.errors import FastnessError, Fenced, InvalidArgument, NotFound
+from fastness.handles.effects import AsyncEffectClaim, AsyncEffects
 from fastness.handles.queues import payload_of
 from fastness.handles.task_control import Reject, RetryLater
 from fastness.handles.workers import RestartPolicy
 from fastness.hosts.failures import is_final, text_of
-from fastness.limits import EFFECT_CLAIMS_MAX, HOST_WAIT_SECONDS_MAX, INBOX_INLINE_BYTES_MAX
+from fastness.limits import EFFECT_CLAIMS_MAX, HOST_WAIT_SECONDS_MAX
 from fastness.wire import AsyncTransport
-from fastness.wire.blobs import PutBlob
-from fastness.wire.effects import ClaimEffects, CompleteEffect, EffectInfo, ExtendEffect, FailEffect
 from fastness.wire.json_values import decode_json
 
 _log = logging.getLogger("fastness.host")
@@ -78,13 +77,13 @@ class AdapterPool:
     ) -> None:
         self.completed = 0
         self.failed = 0
-        self._transport = transport
+        self._effects = AsyncEffects(transport, universe)
         self._universe = universe
         self._owner = owner
         self._adapters = dict(adapters)
         self._concurrency = concurrency
         self._lease_seconds = lease_seconds
-        self._running: dict[asyncio.Task[None], EffectInfo] = {}
+        self._running: dict[asyncio.Task[None], AsyncEffectClaim] = {}
         self._has_room = asyncio.Event()
         self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="fastness-adapter")
 
@@ -117,20 +116,20 @@ class AdapterPool:
         while (room := self._concurrency - len(self._running)) <= 0:
             self._has_room.clear()
             await self._has_room.wait()
-        request = ClaimEffects(
+        if not self._adapters:
+            return 0
+        claimed = await self._effects.claim(
             list(self._adapters),
-            self._owner,
-            min(room, EFFECT_CLAIMS_MAX),
-            self._lease_seconds,
-            wait_seconds,
-            self._universe,
+            owner=self._owner,
+            limit=min(room, EFFECT_CLAIMS_MAX),
+            lease_seconds=self._lease_seconds,
+            wait_seconds=wait_seconds,
         )
-        effects = (await self._transport.call(request)).effects if self._adapters else []
-        for effect in effects:
+        for effect in claimed:
             task = asyncio.create_task(self._carry_out(effect))
             self._running[task] = effect
             task.add_done_callback(self._finished)
-        return len(effects)
+        return len(claimed)
 
     async def finish(self, drain_seconds: float | None = None) -> None:
         """Wait for running adapters, at most `drain_seconds`; the leases of the rest end by themselves."""
@@ -151,7 +150,7 @@ class AdapterPool:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("unexpected error of an adapter's task", exc_info=error)
 
-    async def _carry_out(self, effect: EffectInfo) -> None:
+    async def _carry_out(self, effect: AsyncEffectClaim) -> None:
         try:
             payload = await self._call(effect)
         except Exception as error:
@@ -161,7 +160,7 @@ class AdapterPool:
             await self._fail(effect, error)
             return
         try:
-            await self._complete(effect, payload)
+            await effect.complete(payload, adapter_id=self._owner)
         except (Fenced, NotFound) as error:
             _log.warning("effect %s of world %s was done, but is lost: %s", effect.kind, effect.world, error)
         except FastnessError as error:
@@ -172,17 +171,17 @@ class AdapterPool:
         else:
             self.completed += 1
 
-    async def _call(self, effect: EffectInfo) -> bytes:
+    async def _call(self, effect: AsyncEffectClaim) -> bytes:
         """The result of the adapter, as bytes."""
         adapter = self._adapters[effect.kind]
         call = EffectCall(
             kind=effect.kind,
             payload=effect.params,
-            idempotency_key=effect.intent_hash.hex(),
+            idempotency_key=effect.idempotency_key,
             world=effect.world,
             universe=self._universe,
-            attempt=effect.attempts,
-            max_attempts=effect.max_attempts,
+            attempt=effect.attempt,
+            max_attempts=effect.info.max_attempts,
         )
         if adapter.is_async:
             result = await adapter.function(call)
@@ -191,37 +190,11 @@ class AdapterPool:
             result = await loop.run_in_executor(self._threads, copy_context().run, adapter.function, call)
         return payload_of(result)[0]
 
-    async def _complete(self, effect: EffectInfo, payload: bytes) -> None:
-        blob = None
-        if len(payload) > INBOX_INLINE_BYTES_MAX:
-            blob = (await self._transport.call(PutBlob(payload, self._universe, pinned=False))).hash
-            payload = b""
-        await self._transport.call(
-            CompleteEffect(
-                effect.world,
-                effect.height,
-                effect.number,
-                effect.fence,
-                payload,
-                blob,
-                adapter_id=self._owner,
-                universe=self._universe,
-            )
-        )
-
-    async def _fail(self, effect: EffectInfo, error: Exception) -> None:
-        request = FailEffect(
-            effect.world,
-            effect.height,
-            effect.number,
-            effect.fence,
-            str(error) if isinstance(error, Reject | RetryLater) else text_of(error),
-            delay_seconds=error.seconds if isinstance(error, RetryLater) else None,
-            is_final=isinstance(error, Reject),
-            universe=self._universe,
-        )
+    async def _fail(self, effect: AsyncEffectClaim, error: Exception) -> None:
+        text = str(error) if isinstance(error, Reject | RetryLater) else text_of(error)
+        delay_seconds = error.seconds if isinstance(error, RetryLater) else None
         with suppress(FastnessError):  # It is lost, or its lease ends.
-            await self._transport.call(request)
+            await effect.fail(text, delay_seconds=delay_seconds, final=isinstance(error, Reject))
 
     async def _renew(self) -> None:
         """Extend the leases of running effects; an adapter whose effect is lost is cancelled."""
@@ -229,12 +202,9 @@ class AdapterPool:
             await asyncio.sleep(self._lease_seconds / _RENEWALS_PER_LEASE)
             await asyncio.gather(*(self._extend(task, effect) for task, effect in list(self._running.items())))
 
-    async def _extend(self, task: asyncio.Task[None], effect: EffectInfo) -> None:
-        request = ExtendEffect(
-            effect.world, effect.height, effect.number, effect.fence, self._lease_seconds, self._universe
-        )
+    async def _extend(self, task: asyncio.Task[None], effect: AsyncEffectClaim) -> None:
         try:
-            await self._transport.call(request)
+            await effect.extend()
         except (Fenced, NotFound):
             _log.warning("effect %s of world %s is lost: its lease has ended", effect.kind, effect.world)
             task.cancel()

@@ -41,8 +41,9 @@ from fastness.limits import (
 )
 from fastness.names import checked_key, checked_name
 from fastness.wire.canonical import canonical
-from fastness.wire.inboxes import InboxItem
+from fastness.wire.inboxes import DomainEvent, Effect, InboxItem, Timer
 from fastness.wire.json_values import decode_json
+from fastness.wire.mail import NewMail
 from fastness.wire.queues import NewMessage
 from fastness.wire.restores import Entry
 
@@ -131,7 +132,7 @@ class TurnContext:
             )
         calls = self._emitted.calls
         self._count(calls, INBOX_REQUESTS_MAX, "effects", len(payload))
-        calls.append(EmittedCall(kind, payload, max_attempts))
+        calls.append(Effect(kind, b"", payload, max_attempts))
         return f"{self._height}.{len(calls) - 1}"
 
     def timer(
@@ -153,7 +154,7 @@ class TurnContext:
         at_ns = self._deliver_at_ns(seconds, at)
         if payload.__class__ is not bytes or len(payload) > INBOX_INLINE_BYTES_MAX:
             raise InvalidArgument(f"The payload of a timer is at most {INBOX_INLINE_BYTES_MAX} bytes")
-        self._set_timer(name, EmittedTimer(at_ns, payload))
+        self._set_timer(name, at_ns, payload)
 
     def cancel_timer(self, name: str) -> None:
         """Cancel the timer of that name, if it is pending. One that has fired already still arrives."""
@@ -173,7 +174,7 @@ class TurnContext:
         if encoded is not None and (encoded.__class__ is not bytes or len(encoded) > INBOX_TEXT_BYTES_MAX):
             raise InvalidArgument(f"The key of an event is text or bytes, at most {INBOX_TEXT_BYTES_MAX} bytes")
         payload, _ = payload_of(body)
-        self._emit(EmittedEvent(world, schema, encoded, payload), len(payload))
+        self._emit(EmittedEvent(world, DomainEvent(schema=schema, key=encoded, payload=payload)), len(payload))
 
     def put(self, queue: str, body: Any, **options: Unpack[MessageOptions]) -> None:
         """Put a message into a queue, exactly once, with the options of `queue.put`."""
@@ -197,7 +198,8 @@ class TurnContext:
             if address is not None:
                 checked_name("agent", address)
         payload, content_type = payload_of(body)
-        self._emit(EmittedMail(sender, to, payload, content_type, correlation_id), len(payload))
+        mail = NewMail(to, payload, content_type=content_type, correlation_id=correlation_id)
+        self._emit(EmittedMail(sender, mail), len(payload))
 
     def publish(self, value: Any, *, key: str | None = None) -> None:
         """Write a state document, which others can read: by default `worlds/<name of this world>`."""
@@ -215,12 +217,12 @@ class TurnContext:
         self._count(self._emitted.operations, EMITTED_MAX, "messages, mails, sends and documents", size)
         self._emitted.operations.append(emitted)
 
-    def _set_timer(self, name: str, timer: "EmittedTimer | None") -> None:
+    def _set_timer(self, name: str, at_ns: int | None, payload: bytes = b"") -> None:
         _check_text("name of a timer", name, INTENT_HASH_BYTES_MAX)
         timers = self._emitted.timers
         if name not in timers:
             self._count(timers, INBOX_REQUESTS_MAX, "timers", 0)
-        timers[name] = timer
+        timers[name] = None if at_ns is None else Timer(at_ns, name.encode(), payload)
 
     def _count(self, emitted: "list[Any] | dict[str, Any]", most: int, what: str, size: int) -> None:
         """Check that one more may be emitted, and count its bytes."""
@@ -252,28 +254,11 @@ class TurnContext:
         return at_ns
 
 
-class EmittedCall(msgspec.Struct, frozen=True):
-    """An effect."""
-
-    kind: str
-    params: bytes
-    max_attempts: int
-
-
-class EmittedTimer(msgspec.Struct, frozen=True):
-    """A timer that is set."""
-
-    deliver_at_ns: int
-    payload: bytes
-
-
 class EmittedEvent(msgspec.Struct, frozen=True):
     """A domain event for another world."""
 
     world: str
-    schema: str
-    key: bytes | None
-    payload: bytes
+    event: DomainEvent
 
 
 class EmittedMessage(msgspec.Struct, frozen=True):
@@ -287,10 +272,7 @@ class EmittedMail(msgspec.Struct, frozen=True):
     """A mail; without a sender, from the agent with the name of the world."""
 
     sender: str | None
-    to: str
-    payload: bytes
-    content_type: str
-    correlation_id: str | None
+    mail: NewMail
 
 
 class EmittedState(msgspec.Struct, frozen=True):
@@ -307,8 +289,8 @@ class Emitted:
     """What a program has emitted for one event. A timer of None is to be cancelled."""
 
     def __init__(self) -> None:
-        self.calls: list[EmittedCall] = []
-        self.timers: dict[str, EmittedTimer | None] = {}
+        self.calls: list[Effect] = []  # Without their intent hashes, which depend on the world.
+        self.timers: dict[str, Timer | None] = {}
         self.operations: list[EmittedOperation] = []
 
 

@@ -12,14 +12,13 @@ from fastness.hosts.programs import (
     EmittedMail,
     EmittedMessage,
     EmittedState,
-    EmittedTimer,
     address_of,
     intent_hash,
 )
 from fastness.limits import EMITTED_BYTES_MAX, EMITTED_MAX, INBOX_INLINE_BYTES_MAX
 from fastness.wire.atomic import Step
 from fastness.wire.blobs import PutBlob
-from fastness.wire.inboxes import DomainEvent, Effect, Timer
+from fastness.wire.inboxes import Effect, Timer
 from fastness.wire.mail import NewMail, SendMail
 from fastness.wire.queues import NewMessage, PutMessages
 from fastness.wire.states import UpdateState
@@ -33,7 +32,7 @@ class Turn:
         self.effects: list[tuple[int, Effect]] = []
         self._world = world
         self._prefix = intent_prefix(world)
-        self._timers: dict[str, tuple[int, EmittedTimer | None]] = {}
+        self._timers: dict[str, tuple[int, Timer | None]] = {}
         self._operations = 0
         self._bytes = 0
         self._events: list[EmittedEvent] = []
@@ -50,11 +49,7 @@ class Turn:
     @property
     def timers(self) -> list[tuple[int, Timer]]:
         """The timers that are set, each with its record. Of several with one name, the last one counts."""
-        return [
-            (record, Timer(timer.deliver_at_ns, name.encode(), timer.payload))
-            for name, (record, timer) in self._timers.items()
-            if timer is not None
-        ]
+        return [(record, timer) for record, timer in self._timers.values() if timer is not None]
 
     @property
     def cancelled_timers(self) -> list[bytes]:
@@ -65,7 +60,7 @@ class Turn:
         """Add what the event of a record has emitted; `record` counts from the first one of the turn."""
         for number, call in enumerate(emitted.calls):
             hashed = intent_hash(self._prefix, height, number)
-            self.effects.append((record, Effect(call.kind, hashed, call.params, call.max_attempts)))
+            self.effects.append((record, msgspec.structs.replace(call, intent_hash=hashed)))
             self._bytes += len(call.params)
         for name, timer in emitted.timers.items():
             self._timers[name] = (record, timer)
@@ -74,19 +69,13 @@ class Turn:
             match operation:
                 case EmittedEvent():
                     self._events.append(operation)
-                    self._bytes += len(operation.payload)
+                    self._bytes += len(operation.event.payload)
                 case EmittedMessage():
                     self._messages.setdefault(operation.queue, []).append(operation.message)
                     self._bytes += len(operation.message.payload)
                 case EmittedMail():
-                    mail = NewMail(
-                        operation.to,
-                        operation.payload,
-                        content_type=operation.content_type,
-                        correlation_id=operation.correlation_id,
-                    )
-                    self._mails.setdefault(operation.sender or self._world.name, []).append(mail)
-                    self._bytes += len(operation.payload)
+                    self._mails.setdefault(operation.sender or self._world.name, []).append(operation.mail)
+                    self._bytes += len(operation.mail.body)
                 case EmittedState():
                     self._states[operation.key or f"worlds/{self._world.name}"] = operation.value
                     self._bytes += len(operation.value)
@@ -96,8 +85,7 @@ class Turn:
         transport, universe = self._world.transport, self._world.universe
         found: list[Step] = []
         for event in self._events:
-            world, home = address_of(event.world)
-            item = DomainEvent(schema=event.schema, key=event.key, payload=event.payload)
+            (world, home), item = address_of(event.world), event.event
             if home is not None and home != universe:
                 found.append(self._world.send_request(world, home, item))
                 continue

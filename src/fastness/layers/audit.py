@@ -19,7 +19,7 @@ import msgspec
 from fastness.errors import InvalidArgument
 from fastness.kv import Subspace, Transaction
 from fastness.limits import AUDIT_ENTRIES_MAX, AUDIT_EXPIRY_BATCH, AUDIT_LISTED_MAX, AUDIT_SCANNED_MAX
-from fastness.wire.audit import AuditEntry, AuditPage
+from fastness.wire.audit import AuditEntry, AuditPage, ReadAudit
 
 PLANE: Final = Subspace("audit")
 
@@ -56,35 +56,27 @@ def finish(tx: Transaction, entry: AuditEntry, outcome: str, count: int | None =
         tx.put(key, _encode(msgspec.structs.replace(entry, outcome=outcome, count=count)))
 
 
-def page(
-    tx: Transaction,
-    universe: str | None,
-    *,
-    since_ms: int | None = None,
-    until_ms: int | None = None,
-    actor: str = "",
-    action: str = "",
-    after: str = "",
-    limit: int = 100,
-) -> AuditPage:
+def page(tx: Transaction, request: ReadAudit) -> AuditPage:
     """At most `limit` entries that match, the newest first.
 
     Raises:
         InvalidArgument: the limit is out of range, or `after` is not the `next` of a page.
     """
+    since_ms, until_ms, limit = request.since_ms, request.until_ms, request.limit
+    actor, action = request.actor, request.action
     if not 0 < limit <= AUDIT_LISTED_MAX:
         raise InvalidArgument(f"A page has 1 to {AUDIT_LISTED_MAX} entries, not {limit}")
     for name, ms in (("since_ms", since_ms), ("until_ms", until_ms)):
         if ms is not None and not 0 <= ms <= _TIME_MS_MAX:
             raise InvalidArgument(f"{name} is {ms}; give milliseconds since 1970")
-    log = log_of(universe)
+    log = log_of(request.universe)
     first, end = log.range()
     if since_ms is not None:
         first = log.key(since_ms)
     if until_ms is not None:
         end = log.key(until_ms)
-    if after:
-        end = min(end, log.key(*_position(after)))
+    if request.after:
+        end = min(end, log.key(*_position(request.after)))
     found: list[AuditEntry] = []
     if first >= end:
         return AuditPage(found, None)

@@ -59,6 +59,7 @@ from fastness.wire.collections import (
     RowChange,
     RowKey,
     RowPage,
+    ScanRows,
 )
 
 AREA: Final = "collections"
@@ -182,27 +183,17 @@ def watched_keys(universe: str, collection: str, known: Sequence[KnownRow]) -> l
     return keys
 
 
-def scan(
-    tx: Transaction,
-    universe: str,
-    collection: str,
-    partition: str,
-    prefix: RowKey = (),
-    *,
-    after: RowKey | None = None,
-    before: RowKey | None = None,
-    limit: int = COLLECTION_ROWS_MAX,
-    reverse: bool = False,
-) -> RowPage:
+def scan(tx: Transaction, request: ScanRows) -> RowPage:
     """Rows whose keys start with `prefix`, in order; the page ends early when it has many bytes.
 
     Raises:
         InvalidKey, KeyTooLarge, InvalidArgument: a key or the limit is not valid.
     """
+    after, before, limit, reverse = request.after, request.before, request.limit, request.reverse
     if limit.__class__ is not int or not 0 < limit <= COLLECTION_ROWS_MAX:
         raise InvalidArgument(f"limit is {limit}; a page has 1 to {COLLECTION_ROWS_MAX} rows")
-    prefixes = partition_of(universe, collection, partition)
-    begin = prefixes.rows + _packed(prefixes, prefix, shortest=0)
+    prefixes = partition_of(request.universe, request.collection, request.partition)
+    begin = prefixes.rows + _packed(prefixes, request.prefix, shortest=0)
     end = begin + b"\xff"
     if after is not None:
         begin = max(begin, prefixes.rows + _packed(prefixes, after) + b"\x00")

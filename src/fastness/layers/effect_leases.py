@@ -8,7 +8,7 @@ An effect leaves with a receipt in the inbox of its world, in one commit: with t
 attempt. So a world gets one receipt for each effect, however often the call was tried.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -16,7 +16,7 @@ import msgspec
 from fastness.errors import EffectNotFound, FencingMismatch
 from fastness.kv import Transaction, fence_floor
 from fastness.layers import effects, inboxes, worlds
-from fastness.layers.effects import DueEffect, EffectKey, StoredEffect
+from fastness.layers.effects import DueEffect, EffectKey, key_of
 from fastness.layers.idempotency import KeyedCall, delete_result, read_result, store_result, stored_result
 from fastness.layers.worlds import World, WorldMeta, WorldState
 from fastness.limits import (
@@ -56,11 +56,8 @@ def claim(
     An effect whose lease ended in its last attempt is dead. One of an archived world is not claimed, and due again
     later.
     """
-    claimed = [
-        effects.info(entry.effect, record)
-        for entry in entries
-        if (record := _claimed(tx, universe, entry, owner, lease_ms)) is not None
-    ]
+    attempts = (_claimed(tx, universe, entry, owner, lease_ms) for entry in entries)
+    claimed = [effect for effect in attempts if effect is not None]
     if claimed and call is not None:
         store_result(tx, call, _KeyedClaims(claims_of(claimed)))
     return claimed
@@ -74,13 +71,7 @@ def stored_claims(tx: Transaction, universe: str, call: KeyedCall) -> list[Effec
     keyed = _decode_keyed(before)
     if not keyed.retried:
         store_result(tx, call, msgspec.structs.replace(keyed, retried=True))
-    held = []
-    for each in keyed.claims:
-        key = EffectKey(each.world, each.height, each.number)
-        record = effects.find(tx, universe, key)
-        if record is not None and record.owner is not None and record.fence == each.fence:
-            held.append(effects.info(key, record))
-    return held
+    return list(_still_held(tx, universe, keyed.claims))
 
 
 def claims_of(claimed: Sequence[EffectInfo]) -> list[ClaimedEffect]:
@@ -104,12 +95,9 @@ def release(tx: Transaction, universe: str, claims: Sequence[ClaimedEffect]) -> 
 
     Effects that were claimed again, failed or completed since are skipped.
     """
-    for each in claims:
-        key = EffectKey(each.world, each.height, each.number)
-        record = effects.find(tx, universe, key)
-        if record is not None and record.owner is not None and record.fence == each.fence:
-            free = msgspec.structs.replace(record, owner=None, attempts=record.attempts - 1)
-            effects.write(tx, universe, key, free, due_ms=tx.now_ms)
+    for effect in _still_held(tx, universe, claims):
+        free = msgspec.structs.replace(effect, owner=None, attempts=effect.attempts - 1)
+        effects.write(tx, universe, free, due_ms=tx.now_ms)
 
 
 def extend(tx: Transaction, universe: str, key: EffectKey, fence: int, *, lease_ms: int) -> None:
@@ -119,7 +107,7 @@ def extend(tx: Transaction, universe: str, key: EffectKey, fence: int, *, lease_
         EffectNotFound, FencingMismatch: as `complete`.
     """
     record = _held(tx, universe, key, fence)
-    effects.write(tx, universe, key, record, due_ms=max(record.due_ms, tx.now_ms + lease_ms))
+    effects.write(tx, universe, record, due_ms=max(record.due_ms, tx.now_ms + lease_ms))
 
 
 def complete(
@@ -149,7 +137,7 @@ def complete(
         payload=payload,
         payload_blob=payload_blob,
     )
-    _finish(tx, universe, key, record, receipt)
+    _finish(tx, universe, record, receipt)
 
 
 def fail(
@@ -170,10 +158,10 @@ def fail(
     record = _held(tx, universe, key, fence)
     error = cut(error)
     if is_final or record.attempts >= record.max_attempts:
-        _dead(tx, universe, key, record, error)
+        _dead(tx, universe, record, error)
         return Attempted(is_dead=True)
     due_ms = tx.now_ms + (backoff_ms(record.attempts) if delay_ms is None else delay_ms)
-    effects.write(tx, universe, key, msgspec.structs.replace(record, owner=None, error=error), due_ms=due_ms)
+    effects.write(tx, universe, msgspec.structs.replace(record, owner=None, error=error), due_ms=due_ms)
     return Attempted(is_dead=False, due_ms=due_ms)
 
 
@@ -188,8 +176,8 @@ def cut(error: str) -> str:
     return error.encode(errors="replace")[:EFFECT_ERROR_BYTES_MAX].decode(errors="ignore")
 
 
-def _claimed(tx: Transaction, universe: str, entry: DueEffect, owner: str, lease_ms: int) -> StoredEffect | None:
-    """The record of an effect that was claimed; None if it cannot be."""
+def _claimed(tx: Transaction, universe: str, entry: DueEffect, owner: str, lease_ms: int) -> EffectInfo | None:
+    """The effect, claimed; None if it cannot be."""
     record = effects.find(tx, universe, entry.effect)
     if record is None or record.due_ms != entry.at_ms:
         return None
@@ -199,19 +187,27 @@ def _claimed(tx: Transaction, universe: str, entry: DueEffect, owner: str, lease
     if meta is None:
         return None
     if meta.state in _ARCHIVED:
-        effects.write(tx, universe, entry.effect, record, due_ms=tx.now_ms + EFFECT_ARCHIVED_SECONDS * 1_000)
+        effects.write(tx, universe, record, due_ms=tx.now_ms + EFFECT_ARCHIVED_SECONDS * 1_000)
         return None
     if record.attempts >= record.max_attempts:  # The lease of its last attempt ended.
-        _dead(tx, universe, entry.effect, record, f"Attempt {record.attempts} of {record.owner} did not end in time")
+        _dead(tx, universe, record, f"Attempt {record.attempts} of {record.owner} did not end in time")
         return None
     # The effects of another incarnation have the same heights, and must have other fences.
     fence = fence_floor.next_fence(tx, record.fence, meta.fences_from)
     claimed = msgspec.structs.replace(record, attempts=record.attempts + 1, fence=fence, owner=owner)
-    return effects.write(tx, universe, entry.effect, claimed, due_ms=tx.now_ms + lease_ms)
+    return effects.write(tx, universe, claimed, due_ms=tx.now_ms + lease_ms)
 
 
-def _held(tx: Transaction, universe: str, key: EffectKey, fence: int) -> StoredEffect:
-    """The record of an effect whose last claim has this fence."""
+def _still_held(tx: Transaction, universe: str, claims: Sequence[ClaimedEffect]) -> Iterator[EffectInfo]:
+    """The effects whose last claim is one of these, and was not given back. Each is read when it is wanted."""
+    for each in claims:
+        effect = effects.find(tx, universe, key_of(each))
+        if effect is not None and effect.owner is not None and effect.fence == each.fence:
+            yield effect
+
+
+def _held(tx: Transaction, universe: str, key: EffectKey, fence: int) -> EffectInfo:
+    """The effect, if its last claim has this fence."""
     record = effects.find(tx, universe, key)
     name = f"Effect {key.number} of record {key.height} of world {key.world}"
     if record is None or _meta(tx, World(universe, key.world)) is None:
@@ -225,16 +221,16 @@ def _held(tx: Transaction, universe: str, key: EffectKey, fence: int) -> StoredE
     return record
 
 
-def _dead(tx: Transaction, universe: str, key: EffectKey, record: StoredEffect, error: str) -> None:
+def _dead(tx: Transaction, universe: str, record: EffectInfo, error: str) -> None:
     receipt = EffectReceipt(
         intent_hash=record.intent_hash, effect_kind=record.kind, adapter_id="", signature=b"", error=error
     )
-    _finish(tx, universe, key, record, receipt)
+    _finish(tx, universe, record, receipt)
 
 
-def _finish(tx: Transaction, universe: str, key: EffectKey, record: StoredEffect, receipt: EffectReceipt) -> None:
-    inboxes.enqueue(tx, World(universe, key.world), receipt, requested=True)
-    effects.remove(tx, universe, key, record)
+def _finish(tx: Transaction, universe: str, record: EffectInfo, receipt: EffectReceipt) -> None:
+    inboxes.enqueue(tx, World(universe, record.world), receipt, requested=True)
+    effects.remove(tx, universe, record)
 
 
 def _meta(tx: Transaction, world: World) -> WorldMeta | None:

@@ -1,6 +1,6 @@
 """Effects: the external calls that worlds ask for, until they are complete or dead.
 
-    (u, universe, "effects", "pending", world, height, number)         ->  a StoredEffect
+    (u, universe, "effects", "pending", world, height, number)         ->  its EffectInfo
     (u, universe, "effects", "due", kind, at_ms, world, height, number) ->  nothing; when it can be claimed
 
     pending ── claim ──► inflight ── complete ──► removed, with a receipt in the inbox
@@ -22,26 +22,12 @@ from fastness.errors import InvalidArgument
 from fastness.kv import Subspace, Transaction
 from fastness.layers.page_tokens import key_after, token_of
 from fastness.layers.worlds import World, is_deleting, keep_fence
-from fastness.limits import EFFECT_ATTEMPTS, READ_ENTRIES_MAX
-from fastness.wire.effects import EffectInfo, EffectPage
+from fastness.limits import READ_ENTRIES_MAX
+from fastness.wire.effects import ClaimedEffect, EffectInfo, EffectPage
 from fastness.wire.inboxes import Effect
 
 PENDING: Final = "pending"
 INFLIGHT: Final = "inflight"
-
-
-class StoredEffect(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The record of an effect."""
-
-    kind: str
-    intent_hash: bytes
-    due_ms: int  # Where it is in the due index.
-    params: bytes = b""
-    max_attempts: int = EFFECT_ATTEMPTS
-    attempts: int = 0  # How many have begun.
-    fence: int = 0
-    owner: str | None = None  # Who carries it out, until `due_ms`. None: it is pending.
-    error: str | None = None  # Of the last attempt that failed.
 
 
 class EffectKey(NamedTuple):
@@ -61,7 +47,7 @@ class DueEffect(NamedTuple):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(StoredEffect).decode
+_decode = msgspec.msgpack.Decoder(EffectInfo).decode
 
 
 def request(tx: Transaction, world: World, height: int, number: int, effect: Effect) -> None:
@@ -69,31 +55,33 @@ def request(tx: Transaction, world: World, height: int, number: int, effect: Eff
 
     The effect must be valid (`wire.inboxes.check_requests`).
     """
-    record = StoredEffect(effect.kind, effect.intent_hash, tx.now_ms, effect.params, effect.max_attempts)
-    write(tx, world.universe, EffectKey(world.name, height, number), record, due_ms=tx.now_ms)
+    due_ms, kind, intent_hash, most = tx.now_ms, effect.kind, effect.intent_hash, effect.max_attempts
+    asked = EffectInfo(world.name, height, number, kind, intent_hash, effect.params, PENDING, due_ms, 0, most)
+    write(tx, world.universe, asked, due_ms=due_ms)
 
 
-def find(tx: Transaction, universe: str, key: EffectKey) -> StoredEffect | None:
-    """The record of an effect; None if it was never asked for, or is complete, dead or removed."""
+def find(tx: Transaction, universe: str, key: EffectKey) -> EffectInfo | None:
+    """An effect; None if it was never asked for, or is complete, dead or removed."""
     stored = tx.get(_pending(universe).key(*key))
     return None if stored is None else _decode(stored)
 
 
-def write(tx: Transaction, universe: str, key: EffectKey, record: StoredEffect, *, due_ms: int) -> StoredEffect:
-    """Store a record that is due at `due_ms`, and move its entry in the due index."""
-    if record.due_ms != due_ms:
-        tx.delete(_due_key(universe, DueEffect(record.due_ms, record.kind, key)))
-    record = msgspec.structs.replace(record, due_ms=due_ms)
-    tx.put(_due_key(universe, DueEffect(due_ms, record.kind, key)), b"")
-    tx.put(_pending(universe).key(*key), _encode(record))
-    return record
+def write(tx: Transaction, universe: str, effect: EffectInfo, *, due_ms: int) -> EffectInfo:
+    """Store an effect that is due at `due_ms`, and move its entry in the due index. One with an owner is in flight."""
+    if effect.due_ms != due_ms:
+        tx.delete(_due_key(universe, effect))
+    state = PENDING if effect.owner is None else INFLIGHT
+    effect = msgspec.structs.replace(effect, state=state, due_ms=due_ms)
+    tx.put(_due_key(universe, effect), b"")
+    tx.put(_pending(universe).key(*key_of(effect)), _encode(effect))
+    return effect
 
 
-def remove(tx: Transaction, universe: str, key: EffectKey, record: StoredEffect) -> None:
+def remove(tx: Transaction, universe: str, effect: EffectInfo) -> None:
     """Remove an effect."""
-    keep_fence(tx, World(universe, key.world), record.fence)
-    tx.delete(_pending(universe).key(*key))
-    tx.delete(_due_key(universe, DueEffect(record.due_ms, record.kind, key)))
+    keep_fence(tx, World(universe, effect.world), effect.fence)
+    tx.delete(_pending(universe).key(*key_of(effect)))
+    tx.delete(_due_key(universe, effect))
 
 
 def due(tx: Transaction, universe: str, kinds: list[str], *, until_ms: int, limit: int) -> list[DueEffect]:
@@ -132,25 +120,14 @@ def page(tx: Transaction, universe: str, world: str | None, *, after: str, limit
     pending = _pending(universe)
     begin, end = pending.range() if world is None else pending.range(world)
     pairs = tx.scan(key_after(pending.prefix, after, begin, end), end, limit=limit)
-    found = [info(EffectKey(*pending.unpack(key)), _decode(value)) for key, value in pairs]
-    return EffectPage(found, token_of(pending.prefix, pairs[-1][0]) if len(pairs) == limit else None)
-
-
-def info(key: EffectKey, record: StoredEffect) -> EffectInfo:
-    """An effect as it is shown to callers."""
-    return EffectInfo(
-        *key,
-        record.kind,
-        record.intent_hash,
-        record.params,
-        PENDING if record.owner is None else INFLIGHT,
-        record.due_ms,
-        record.attempts,
-        record.max_attempts,
-        record.fence,
-        record.owner,
-        record.error,
+    return EffectPage(
+        [_decode(value) for _, value in pairs], token_of(pending.prefix, pairs[-1][0]) if len(pairs) == limit else None
     )
+
+
+def key_of(effect: EffectInfo | ClaimedEffect) -> EffectKey:
+    """What identifies the effect."""
+    return EffectKey(effect.world, effect.height, effect.number)
 
 
 def clear(tx: Transaction, world: World, incarnation: int, limit: int) -> bool:
@@ -159,8 +136,8 @@ def clear(tx: Transaction, world: World, incarnation: int, limit: int) -> bool:
         return True
     pending = _pending(world.universe)
     pairs = tx.scan(*pending.range(world.name), limit=limit)
-    for key, value in pairs:
-        remove(tx, world.universe, EffectKey(*pending.unpack(key)), _decode(value))
+    for _, value in pairs:
+        remove(tx, world.universe, _decode(value))
     return len(pairs) < limit
 
 
@@ -179,5 +156,5 @@ def _due(universe: str, kind: str) -> Subspace:
     return Subspace("u", universe, "effects", "due", kind)
 
 
-def _due_key(universe: str, entry: DueEffect) -> bytes:
-    return _due(universe, entry.kind).key(entry.at_ms, *entry.effect)
+def _due_key(universe: str, effect: EffectInfo) -> bytes:
+    return _due(universe, effect.kind).key(effect.due_ms, *key_of(effect))

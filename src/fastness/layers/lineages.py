@@ -15,15 +15,9 @@ import msgspec
 
 from fastness.kv import Subspace, Transaction, fence_floor
 from fastness.limits import LINEAGE_PARENTS_MAX
+from fastness.wire.planes import PlaneParent
 
 KEY: Final = Subspace("fastness").key("plane")
-
-
-class Parent(msgspec.Struct, frozen=True, array_like=True):
-    """A lineage before this one, and the time up to which this one shares its history."""
-
-    lineage: str
-    until_ms: int
 
 
 class Identity(msgspec.Struct, frozen=True, array_like=True):
@@ -33,9 +27,9 @@ class Identity(msgspec.Struct, frozen=True, array_like=True):
     lineage: str
     since_ms: int
     cause: str  # created, restored, salvaged, imported or copied
-    parents: list[Parent] = []  # The latest first.
+    parents: list[PlaneParent] = []  # The latest first.
 
-    def parent(self, lineage: str) -> Parent | None:
+    def parent(self, lineage: str) -> PlaneParent | None:
         """The parent with this lineage; None if this plane does not descend from it."""
         return next((parent for parent in self.parents if parent.lineage == lineage), None)
 
@@ -64,7 +58,7 @@ def begin(tx: Transaction, cause: str, *, until_ms: int | None = None) -> Identi
     """Begin another lineage: the data was restored, and shares the history of its parent up to `until_ms`."""
     before = ensure(tx)
     until_ms = tx.now_ms if until_ms is None else until_ms
-    parents = [Parent(before.lineage, until_ms), *before.parents][:LINEAGE_PARENTS_MAX]
+    parents = [PlaneParent(before.lineage, until_ms), *before.parents][:LINEAGE_PARENTS_MAX]
     after = Identity(before.plane, tx.new_id_bytes().hex(), tx.now_ms, cause, parents)
     tx.put(KEY, _encode(after))
     fence_floor.raise_for_copy(tx)  # The parent may have issued fences since then.

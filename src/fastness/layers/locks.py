@@ -91,25 +91,25 @@ def steps_of(paths: Sequence[Path], mode: Mode | str) -> list[Step]:
     return LEVELS.steps_for_all(paths, parse_mode(mode))
 
 
-def acquire(
-    tx: Transaction,
-    session: LockSession,
-    claim: str,
-    steps: Sequence[Step],
-    *,
-    owner: str,
-    lease_ms: int,
-    may_wait: bool,
-    continues: bool = False,
-    attempt: str = "",
-) -> GrantedLocks | Waiting:
+class AcquireCall(NamedTuple):
+    """What a caller wants to acquire. `attempt` names the call, for `release`."""
+
+    session: LockSession
+    claim: str
+    steps: Sequence[Step]
+    owner: str
+    lease_ms: int
+    continues: bool = False  # The session must exist.
+    attempt: str = ""
+
+
+def acquire(tx: Transaction, call: AcquireCall, *, may_wait: bool) -> GrantedLocks | Waiting:
     """The locks of a claim, or why they are not granted.
 
     Commit it as CRITICAL: a fence must be durable before its holder sees it.
 
     With `may_wait`, a claim that is not granted waits in line: call this again when the session's record changes, and
-    at `wake_ms`. It also renews the lease. Without, the claim ends. With `continues`, the session must exist. `attempt`
-    names the call, for `release`.
+    at `wake_ms`. It also renews the lease. Without, the claim ends.
 
     Raises:
         LockOrderViolation: the session holds a lock that comes after one of these, or one of them in a weaker mode.
@@ -120,36 +120,29 @@ def acquire(
             locks, or too long names of them.
         KeyTooLarge: the name of a lock is too long.
     """
-    key = session_key(session)
-    checked_claim(claim)
-    check_owner(owner)
+    key = session_key(call.session)
+    checked_claim(call.claim)
+    check_owner(call.owner)
     part = tx if may_wait else tx.nested()  # A claim that may not wait writes nothing unless it is granted.
     locks = LockTransaction(part, key.universe)
     current = locks.live(key.number)
     if current is None:
-        if continues:
-            raise _ended(LEVELS.describe(steps[-1][0]))
-        current = locks.begin(key.number, owner)
+        if call.continues:
+            raise _ended(LEVELS.describe(call.steps[-1][0]))
+        current = locks.begin(key.number, call.owner)
     was_waiting = current.waiting() is not None  # That claim ends, unless it is this one and is granted.
-    call = _Call(claim, steps, lease_ms, may_wait, attempt)
-    outcome = _acquire(locks, key, current, call)
+    outcome = _acquire(locks, key, current, call, may_wait=may_wait)
     locks.store()
     if part is not tx and (was_waiting or locks.has_shortened or locks.ended or isinstance(outcome, GrantedLocks)):
         tx.merge(part)
     return outcome
 
 
-class _Call(NamedTuple):
-    claim: str
-    steps: Sequence[Step]
-    lease_ms: int
-    may_wait: bool
-    attempt: str
-
-
-def _acquire(locks: LockTransaction, key: SessionKey, session: Session, call: _Call) -> GrantedLocks | Waiting:
+def _acquire(
+    locks: LockTransaction, key: SessionKey, session: Session, call: AcquireCall, *, may_wait: bool
+) -> GrantedLocks | Waiting:
     now_ms, number = locks.tx.now_ms, key.number
-    name, steps, lease_ms, may_wait, attempt = call
+    name, steps, lease_ms, attempt = call.claim, call.steps, call.lease_ms, call.attempt
     claim, digest = session.claims.get(name), crc32(encode(steps))  # It only detects mistakes.
     if claim is not None and claim.digest != digest:
         raise IdempotencyKeyReused(

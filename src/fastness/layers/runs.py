@@ -46,8 +46,6 @@ from fastness.wire.runs import (
     CANCEL,
     CANCELLED,
     CHILD,
-    NO_ARGUMENTS,
-    NOTHING,
     RUN_PREFIX,
     RUNNING,
     SIGNAL,
@@ -55,29 +53,22 @@ from fastness.wire.runs import (
     STATES,
     STOPPED,
     WORKFLOW_PREFIX,
+    CancelRun,
     ChildEnd,
+    ListRuns,
     RunInfo,
     Runs,
+    SignalRun,
+    StartRun,
+    UpdateRun,
 )
 
 
-class RunRecord(msgspec.Struct, frozen=True, array_like=True):
-    """The record of a run."""
+class RunRecord(RunInfo, frozen=True, omit_defaults=True):
+    """The record of a run: what is shown of it, and what only this module needs."""
 
-    workflow: str
-    state: str
-    started_ms: int
-    arguments_sha256: bytes
-    incarnation: int
-    parent: str | None = None
+    arguments_sha256: bytes = b""
     parent_incarnation: int = 0
-    is_cancelling: bool = False
-    ended_ms: int | None = None
-    result: bytes | None = None
-    result_blob: str | None = None
-    error: str | None = None
-    error_code: str | None = None
-    published: bytes | None = None
 
 
 _NOT_ENDED: Final = (RUNNING, STOPPED)
@@ -87,16 +78,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(RunRecord).decode
 
 
-def start(
-    tx: Transaction,
-    universe: str,
-    *,
-    workflow: str,
-    id: str | None = None,
-    arguments: bytes = NO_ARGUMENTS,
-    arguments_blob: str | None = None,
-    parent: str | None = None,
-) -> RunInfo:
+def start(tx: Transaction, request: StartRun) -> RunInfo:
     """Start a run, once: a run of this id with the same workflow, arguments and parent is returned as a duplicate.
 
     Raises:
@@ -104,6 +86,8 @@ def start(
         RunNotFound, RunEnded: the parent does not exist, or has ended.
         PayloadTooLarge: the arguments are too large; store them as a blob.
     """
+    universe, workflow, id, parent = request.universe, request.workflow, request.id, request.parent
+    arguments, arguments_blob = request.arguments, request.arguments_blob
     checked_name("workflow", workflow)
     program = checked_name("workflow", WORKFLOW_PREFIX + workflow)
     world = world_of(universe, tx.new_id().hex if id is None else id)
@@ -119,19 +103,28 @@ def start(
                 f"Run {id} exists: it is a run of workflow {known.workflow}, with other arguments or another parent; "
                 "choose another id"
             )
-        return _described(world, known, is_duplicate=True)
+        return msgspec.structs.replace(_described(known), is_duplicate=True)
     parent_incarnation = 0 if parent is None else _require_not_ended(tx, world_of(universe, parent)).incarnation
     if (incarnation := _new_incarnation(tx, world)) is None:
         raise RunExists(f"A world {world.name} exists, or is being deleted; choose another id, or delete that world")
     snapshots.create_world(tx, world)
     turns.set_program(tx, world, program)
-    record = RunRecord(workflow, RUNNING, tx.now_ms, digest, incarnation, parent, parent_incarnation)
+    record = RunRecord(
+        world.name.removeprefix(RUN_PREFIX),
+        workflow,
+        RUNNING,
+        tx.now_ms,
+        parent=parent,
+        incarnation=incarnation,
+        arguments_sha256=digest,
+        parent_incarnation=parent_incarnation,
+    )
     tx.put(_key(world), _encode(record))
     tx.put(_index(world, RUNNING), workflow.encode())
     inline = arguments if arguments_blob is None else b""
     item = DomainEvent(schema=START, payload=inline, payload_blob=arguments_blob)
     inboxes.enqueue(tx, world, item, payload_bytes_max=RUN_VALUE_BYTES_MAX)
-    return _described(world, record)
+    return _described(record)
 
 
 def get(tx: Transaction, universe: str, id: str) -> RunInfo:
@@ -140,28 +133,20 @@ def get(tx: Transaction, universe: str, id: str) -> RunInfo:
     Raises:
         RunNotFound: there is no run with this id.
     """
-    world = world_of(universe, id)
-    return _described(world, _require(tx, world))
+    return _described(_require(tx, world_of(universe, id)))
 
 
-def page(
-    tx: Transaction,
-    universe: str,
-    *,
-    state: str | None = None,
-    workflow: str | None = None,
-    after: str = "",
-    limit: int,
-) -> Runs:
+def page(tx: Transaction, request: ListRuns) -> Runs:
     """At most `limit` runs in the order of their ids, starting after `after`: all, or those of a state or workflow.
 
     A page of a workflow's runs reads a bounded number of others, so it may be short, or empty, and have a next one.
     """
+    universe, state, workflow, limit = request.universe, request.state, request.workflow, request.limit
     if not 0 < limit <= RUNS_LISTED_MAX:
         raise InvalidArgument(f"limit is {limit}; one page has 1 to {RUNS_LISTED_MAX} runs")
     if state is not None and state not in STATES:
         raise InvalidArgument(f"state is {state!r}; choose one of {', '.join(STATES)}")
-    last = world_of(universe, after).name if after else RUN_PREFIX
+    last = world_of(universe, request.after).name if request.after else RUN_PREFIX
     scanned = limit + 1 if workflow is None else max(limit + 1, RUNS_SCANNED_MAX)
     indexed: list[tuple[str, str]] = []
     complete_until: str | None = None  # Later names may be missing: the scan of some state ended there.
@@ -179,67 +164,53 @@ def page(
         if workflow in (None, of_workflow):
             if len(found) == limit:
                 return Runs(found, last.removeprefix(RUN_PREFIX))
-            world = World(universe, name)
-            described = _described(world, _require(tx, world))
+            described = _described(_require(tx, World(universe, name)))
             found.append(msgspec.structs.replace(described, result=None, published=None))
         last = name
     return Runs(found, None if complete_until is None else complete_until.removeprefix(RUN_PREFIX))
 
 
-def signal(
-    tx: Transaction, universe: str, id: str, name: str, *, value: bytes = NOTHING, value_blob: str | None = None
-) -> None:
+def signal(tx: Transaction, request: SignalRun) -> None:
     """Send a signal to a run that has not ended.
 
     Raises:
         RunNotFound, RunEnded: there is no such run, or it has ended.
         PayloadTooLarge: the value is too large; store it as a blob.
     """
-    checked_name("signal", name)
-    if value_blob is None:
-        _check_size("The value of the signal", value)
-    world = world_of(universe, id)
+    blob = request.value_blob
+    checked_name("signal", request.name)
+    if blob is None:
+        _check_size("The value of the signal", request.value)
+    world = world_of(request.universe, request.id)
     _require_not_ended(tx, world)
-    item = DomainEvent(
-        schema=SIGNAL, key=name.encode(), payload=value if value_blob is None else b"", payload_blob=value_blob
-    )
+    payload = request.value if blob is None else b""
+    item = DomainEvent(schema=SIGNAL, key=request.name.encode(), payload=payload, payload_blob=blob)
     inboxes.enqueue(tx, world, item, payload_bytes_max=RUN_VALUE_BYTES_MAX)
 
 
-def cancel(tx: Transaction, universe: str, id: str, *, reason: str = "", force: bool = False) -> RunInfo:
+def cancel(tx: Transaction, request: CancelRun) -> RunInfo:
     """Ask a run to end, once; with `force` it ends now. A run that has ended is not changed.
 
     Raises:
         RunNotFound: there is no such run.
     """
+    reason, force = request.reason, request.force
     if len(reason.encode()) > RUN_REASON_BYTES_MAX:
         raise InvalidArgument(f"The reason has more than {RUN_REASON_BYTES_MAX} bytes; shorten it")
-    world = world_of(universe, id)
+    world = world_of(request.universe, request.id)
     record = _require(tx, world)
     if record.state not in _NOT_ENDED or (record.is_cancelling and not force):
-        return _described(world, record)
+        return _described(record)
     if force:
         ended = msgspec.structs.replace(record, state=CANCELLED, is_cancelling=True, error=reason or None)
         return _end(tx, world, ended)
     record = msgspec.structs.replace(record, is_cancelling=True)
     tx.put(_key(world), _encode(record))
     inboxes.enqueue(tx, world, Control(command=CANCEL, payload=reason.encode()))
-    return _described(world, record)
+    return _described(record)
 
 
-def update(
-    tx: Transaction,
-    universe: str,
-    id: str,
-    *,
-    fence: int,
-    state: str = RUNNING,
-    result: bytes | None = None,
-    result_blob: str | None = None,
-    error: str | None = None,
-    error_code: str | None = None,
-    published: bytes | None = None,
-) -> RunInfo:
+def update(tx: Transaction, request: UpdateRun) -> RunInfo:
     """Record how far a run is, under the fence of the claim on its world.
 
     Raises:
@@ -247,32 +218,33 @@ def update(
         RunNotFound, RunEnded: there is no such run, or it has ended.
         PayloadTooLarge: the result is too large, or what is published; store a large result as a blob.
     """
+    state, result, result_blob, published = request.state, request.result, request.result_blob, request.published
     if state not in _REPORTED:
         raise InvalidArgument(f"state is {state!r}; choose one of {', '.join(_REPORTED)}")
-    if state == RUNNING and (result, result_blob, error, error_code) != (None, None, None, None):
+    if state == RUNNING and (result, result_blob, request.error, request.error_code) != (None, None, None, None):
         raise InvalidArgument("A run that has not ended has neither a result nor an error; give its end state as well")
     for kind, value in (("The result", result), ("What is published", published)):
         if value is not None:
             _check_size(kind, value)
-    world = world_of(universe, id)
+    world = world_of(request.universe, request.id)
     record = _require_not_ended(tx, world)
     claim = hosting.find(tx, world)
-    hosting.require_claim(tx, world, owner=(claim and claim.owner) or "", fence=fence)
+    hosting.require_claim(tx, world, owner=(claim and claim.owner) or "", fence=request.fence)
     if result_blob is not None:
-        blobs.use(tx, universe, result_blob)
+        blobs.use(tx, request.universe, result_blob)
     record = msgspec.structs.replace(
         record,
         state=state,
         result=result if result_blob is None else None,
         result_blob=result_blob,
-        error=_cut(error),
-        error_code=error_code,
+        error=_cut(request.error),
+        error_code=request.error_code,
         published=record.published if published is None else published,
     )
     if state not in _NOT_ENDED:
         return _end(tx, world, record)
     tx.put(_key(world), _encode(record))
-    return _described(world, record)
+    return _described(record)
 
 
 def follow_world(tx: Transaction, world: World) -> None:
@@ -378,16 +350,15 @@ def _end(tx: Transaction, world: World, record: RunRecord) -> RunInfo:
     tx.put(_index(world, record.state), record.workflow.encode())
     timers.cancel_all(tx, world, limit=RUN_TIMERS_MAX)
     turns.set_program(tx, world, None)
-    described = _described(world, record)
     if record.parent is not None:
-        _tell_parent(tx, world_of(world.universe, record.parent), record, described)
-    return described
+        _tell_parent(tx, world_of(world.universe, record.parent), record)
+    return _described(record)
 
 
-def _tell_parent(tx: Transaction, parent: World, record: RunRecord, child: RunInfo) -> None:
+def _tell_parent(tx: Transaction, parent: World, child: RunRecord) -> None:
     """Put the end of a child into the inbox of its parent, if that still runs."""
     known, meta = _find(tx, parent), worlds.find(tx, parent)
-    if known is None or known.state not in _NOT_ENDED or known.incarnation != record.parent_incarnation:
+    if known is None or known.state not in _NOT_ENDED or known.incarnation != child.parent_incarnation:
         return
     if meta is None or meta.state in (WorldState.DELETING, WorldState.DELETED):
         return
@@ -429,23 +400,8 @@ def _not_found(world: World) -> RunNotFound:
     return RunNotFound(f"There is no run {world.name.removeprefix(RUN_PREFIX)} in {world.universe}; start it first")
 
 
-def _described(world: World, record: RunRecord, *, is_duplicate: bool = False) -> RunInfo:
-    return RunInfo(
-        world.name.removeprefix(RUN_PREFIX),
-        record.workflow,
-        record.state,
-        record.started_ms,
-        record.ended_ms,
-        record.result,
-        record.error,
-        record.error_code,
-        record.published,
-        record.parent,
-        is_duplicate,
-        record.result_blob,
-        record.is_cancelling,
-        record.incarnation,
-    )
+def _described(record: RunRecord) -> RunInfo:
+    return msgspec.convert(record, RunInfo, from_attributes=True)
 
 
 def _check_size(kind: str, value: bytes) -> None:

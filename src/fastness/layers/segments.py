@@ -1,6 +1,6 @@
 """Segments: cold parts of a journal, in the object store.
 
-    (u, universe, "segments", world, end)  ->  a SegmentRecord
+    (u, universe, "segments", world, end)  ->  its Segment
 
 Only records well below the baseline are exported, so a restore rarely needs a segment. The body is written first, then
 indexed, then the hot records are removed, a bounded number per transaction. After a crash the next run completes it.
@@ -21,23 +21,13 @@ from fastness.kv import Subspace, Transaction, pages
 from fastness.layers import journals, snapshots, worlds
 from fastness.layers.worlds import World, WorldState
 from fastness.limits import SEGMENT_ENTRIES, SEGMENT_MARGIN
-from fastness.wire.worlds import Described
+from fastness.wire.worlds import Described, Segment
 
 _LENGTH: Final = struct.Struct(">Q")
 
 
-class SegmentRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A segment holds the records start … end, both included."""
-
-    start: int
-    end: int
-    object_path: str
-    checksum: str
-    size: int
-
-
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(SegmentRecord).decode
+_decode = msgspec.msgpack.Decoder(Segment).decode
 
 
 def next_range(
@@ -61,7 +51,7 @@ def lag(tx: Transaction, world: World, *, entries: int = SEGMENT_ENTRIES, margin
 def index(
     tx: Transaction,
     world: World,
-    record: SegmentRecord,
+    record: Segment,
     *,
     margin: int = SEGMENT_MARGIN,
     incarnation: int | None = None,
@@ -87,20 +77,20 @@ def index(
     tx.put(_subspace(world).key(record.end), _encode(record))
 
 
-def latest(tx: Transaction, world: World) -> SegmentRecord | None:
+def latest(tx: Transaction, world: World) -> Segment | None:
     """The segment with the highest heights."""
     pairs = tx.scan(*_subspace(world).range(), limit=1, reverse=True)
     return _decode(pairs[0][1]) if pairs else None
 
 
-def find(tx: Transaction, world: World, height: int) -> SegmentRecord | None:
+def find(tx: Transaction, world: World, height: int) -> Segment | None:
     """The segment that holds this height; None if there is none."""
     pairs = tx.scan(_subspace(world).key(height), _subspace(world).range()[1], limit=1)
     record = _decode(pairs[0][1]) if pairs else None
     return record if record is not None and record.start <= height else None
 
 
-def read(tx: Transaction, world: World, start: int, limit: int) -> tuple[list[tuple[int, bytes]], SegmentRecord | None]:
+def read(tx: Transaction, world: World, start: int, limit: int) -> tuple[list[tuple[int, bytes]], Segment | None]:
     """Hot records from the height `start` on, or the segment that holds it.
 
     Raises:
@@ -117,21 +107,14 @@ def read(tx: Transaction, world: World, start: int, limit: int) -> tuple[list[tu
 def describe(tx: Transaction, world: World, incarnation: int | None = None) -> Described:
     """The state of a world, and where its records are; with `incarnation`, only of that one."""
     meta = worlds.describe(tx, world, incarnation)
-    if meta.state is WorldState.DELETING:
-        head = journals.head(tx, world)
-        return Described(world.name, meta.state, meta.created_ms, head, incarnation=meta.incarnation)
-    return Described(
-        world.name,
-        meta.state,
-        meta.created_ms,
-        journals.head(tx, world),
-        journals.first_hot(tx, world),
-        snapshots.baseline(tx, world).height,
-        meta.incarnation,
-    )
+    hot = baseline = 0
+    if meta.state is not WorldState.DELETING:
+        hot, baseline = journals.first_hot(tx, world), snapshots.baseline(tx, world).height
+    head = journals.head(tx, world)
+    return Described(world.name, meta.state, meta.created_ms, head, hot, baseline, meta.incarnation)
 
 
-def page(tx: Transaction, world: World, *, after: int = -1, limit: int) -> list[SegmentRecord]:
+def page(tx: Transaction, world: World, *, after: int = -1, limit: int) -> list[Segment]:
     """At most `limit` segments that end after the height `after`, in order."""
     begin = _subspace(world).key(after + 1)
     return [_decode(value) for _, value in tx.scan(begin, _subspace(world).range()[1], limit=limit)]
@@ -144,7 +127,7 @@ def body_bytes(tx: Transaction, universe: str) -> int:
     )
 
 
-def forget(tx: Transaction, world: World, record: SegmentRecord, incarnation: int) -> None:
+def forget(tx: Transaction, world: World, record: Segment, incarnation: int) -> None:
     """Remove a segment of a deleting world from the index."""
     if worlds.is_deleting(tx, world, incarnation):
         tx.delete(_subspace(world).key(record.end))
@@ -173,7 +156,7 @@ def checksum(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
-def parse(data: bytes, record: SegmentRecord) -> list[bytes]:
+def parse(data: bytes, record: Segment) -> list[bytes]:
     """The records of a segment.
 
     Raises:

@@ -31,6 +31,7 @@ from fastness.wire.hosting import (
     AsideItem,
     ClaimedWorld,
     CommitTurn,
+    FailTurn,
     GivenBack,
     HostingInfo,
     RenewedWorld,
@@ -212,17 +213,20 @@ def commit_turn(tx: Transaction, world: World, turn: CommitTurn, *, lease_ms: in
     return TurnCommitted(head + len(records), expires_ms, has_more)
 
 
-def fail_turn(
-    tx: Transaction, world: World, *, owner: str, fence: int, error: str, delay_ms: int, is_stopped: bool
-) -> None:
+def fail_turn(tx: Transaction, world: World, failed: FailTurn) -> None:
     """Record that a turn failed, and give the world back.
 
     Raises:
         LeaseConflict, LeaseExpired, WorldNotActive, WorldNotFound: as `commit_turn`.
     """
-    record = hosting.require_claim(tx, world, owner=owner, fence=fence)
-    ended = hosting.end_claim(record, ready_ms=None if is_stopped else tx.now_ms + delay_ms)
-    after = msgspec.structs.replace(ended, attempts=record.attempts + 1, error=_cut(error), is_stopped=is_stopped)
+    record = hosting.require_claim(tx, world, owner=failed.owner, fence=failed.fence)
+    ready_ms = None if failed.is_stopped else tx.now_ms + round(failed.delay_seconds * 1_000)
+    after = msgspec.structs.replace(
+        hosting.end_claim(record, ready_ms=ready_ms),
+        attempts=record.attempts + 1,
+        error=_cut(failed.error),
+        is_stopped=failed.is_stopped,
+    )
     hosting.write(tx, world, record, after)
 
 

@@ -22,10 +22,10 @@ from fastness.backends.objects import ObjectStore
 from fastness.errors import ChecksumMismatch, Corrupt, MalformedSegment, MissingObject, ObjectNotFound
 from fastness.layers import segments
 from fastness.layers.journal_records import Kind
-from fastness.layers.segments import SegmentRecord
 from fastness.limits import ROWS_BATCH, ROWS_BATCH_BYTES
 from fastness.pipeline.journal_chunks import JournalChunk, OpenStore, staged_object_missing
 from fastness.pipeline.schemas import JOURNAL, decoded
+from fastness.wire.worlds import Segment
 
 
 class Damaged(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ def read_chunk(chunk: JournalChunk, objects: ObjectStore) -> list[bytes]:
         if chunk.staged:
             raise staged_object_missing(chunk.path, chunk.store) from error
         raise MissingObject(f"{chunk.path} is not in the object store; restore it from a backup") from error
-    return segments.parse(data, SegmentRecord(chunk.start, chunk.end, chunk.path, chunk.checksum, chunk.size))
+    return segments.parse(data, Segment(chunk.start, chunk.end, chunk.path, chunk.checksum, chunk.size))
 
 
 def reason_of(error: Corrupt) -> str:

@@ -10,9 +10,9 @@ from obstore.store import LocalStore, MemoryStore
 
 from fastness.backends.objects import ObjectStore, open_objects
 from fastness.errors import PathUnusable, Unreachable
-from fastness.layers.segments import SegmentRecord
 from fastness.layers.snapshots import SnapshotRecord
 from fastness.names import folder_at
+from fastness.wire.worlds import Segment
 
 OpenStore: TypeAlias = Callable[[str], ObjectStore]
 
@@ -26,7 +26,7 @@ class WorldView(msgspec.Struct, frozen=True):
     first_hot: int
     baseline: SnapshotRecord | None  # None: damaged, because every world is created with one.
     snapshots: list[SnapshotRecord]
-    segments: list[SegmentRecord]
+    segments: list[Segment]
     state: str = "active"
     incarnation: int = 1
 
@@ -40,7 +40,7 @@ class JournalChunk(msgspec.Struct, frozen=True):
     universe: str
     world: str
     start: int
-    end: int  # Inclusive, as in a SegmentRecord.
+    end: int  # Inclusive, as in a Segment.
     store: str  # A URL for `Stores`.
     path: str
     checksum: str

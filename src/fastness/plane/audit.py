@@ -38,17 +38,9 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
 
 @transaction
 def read(tx: Transaction, request: ReadAudit) -> AuditPage:
-    universe = request.universe
-    return audit.page(
-        tx,
-        None if universe is None else checked_name("universe", universe),
-        since_ms=request.since_ms,
-        until_ms=request.until_ms,
-        actor=request.actor,
-        action=request.action,
-        after=request.after,
-        limit=request.limit,
-    )
+    if request.universe is not None:
+        checked_name("universe", request.universe)
+    return audit.page(tx, request)
 
 
 def begin(tx: Transaction, requests: Sequence[Request[Any]], caller: Caller) -> list[AuditEntry]:

@@ -45,16 +45,8 @@ def get(tx: Transaction, request: GetRows) -> FoundRows:
 
 @transaction
 def scan(tx: Transaction, request: ScanRows) -> RowPage:
-    return collections.scan(
-        tx,
-        *_collection(request),
-        request.partition,
-        request.prefix,
-        after=request.after,
-        before=request.before,
-        limit=request.limit,
-        reverse=request.reverse,
-    )
+    _collection(request)
+    return collections.scan(tx, request)
 
 
 @service

@@ -1,6 +1,6 @@
 """Handlers of requests for effects."""
 
-from typing import Protocol
+import msgspec
 
 from fastness.errors import InvalidArgument
 from fastness.kv import Transaction
@@ -20,6 +20,7 @@ from fastness.plane.handlers import service, transaction
 from fastness.plane.stores import AnyStores, Served
 from fastness.wire.effects import (
     Attempted,
+    ClaimedEffect,
     ClaimEffects,
     CompleteEffect,
     EffectPage,
@@ -29,22 +30,6 @@ from fastness.wire.effects import (
     ReleaseEffects,
 )
 from fastness.wire.requests import Committed
-
-
-class _NamesEffect(Protocol):
-    @property
-    def world(self) -> str: ...
-
-    @property
-    def height(self) -> int: ...
-
-    @property
-    def number(self) -> int: ...
-
-
-class _OfEffect(_NamesEffect, Protocol):
-    @property
-    def universe(self) -> str: ...
 
 
 @transaction
@@ -63,15 +48,9 @@ def claim(stores: AnyStores, request: ClaimEffects, call: KeyedCall | None = Non
         raise InvalidArgument(
             f"wait_seconds is {request.wait_seconds}; give 0 (do not wait) to {HOST_WAIT_SECONDS_MAX}"
         )
-    return stores.effects.claim(
-        checked_name("universe", request.universe),
-        _kinds(request.kinds),
-        owner=request.owner,
-        limit=request.limit,
-        lease_ms=_lease_ms(request.lease_seconds),
-        wait_ms=round(request.wait_seconds * 1_000),
-        call=call,
-    )
+    checked_name("universe", request.universe)
+    _lease_ms(request.lease_seconds)  # Refused if it is out of bounds.
+    return stores.effects.claim(msgspec.structs.replace(request, kinds=_kinds(request.kinds)), call)
 
 
 @transaction
@@ -116,11 +95,11 @@ def extend(tx: Transaction, request: ExtendEffect) -> Committed:
     return Committed(request.tier)
 
 
-def _effect(request: _OfEffect) -> tuple[str, EffectKey]:
+def _effect(request: CompleteEffect | FailEffect | ExtendEffect) -> tuple[str, EffectKey]:
     return checked_name("universe", request.universe), _key(request)
 
 
-def _key(effect: _NamesEffect) -> EffectKey:
+def _key(effect: ClaimedEffect | CompleteEffect | FailEffect | ExtendEffect) -> EffectKey:
     if not (0 <= effect.height < 1 << 63 and 0 <= effect.number < 1 << 63):
         raise InvalidArgument(f"There is no effect {effect.number} of record {effect.height}; both count from 0")
     return EffectKey(checked_name("world", effect.world), effect.height, effect.number)

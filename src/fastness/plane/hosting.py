@@ -1,6 +1,6 @@
 """Handlers of hosting requests: how hosts claim worlds and commit turns."""
 
-from typing import Protocol
+import msgspec
 
 from fastness.errors import BatchTooLarge, EmptyBatch, InvalidArgument
 from fastness.kv import Transaction
@@ -16,6 +16,7 @@ from fastness.limits import (
 from fastness.names import checked_name
 from fastness.plane.handlers import service, transaction
 from fastness.plane.stores import AnyStores, Served
+from fastness.plane.worlds import world_of
 from fastness.wire.hosting import (
     AsideItems,
     ClaimedWorlds,
@@ -41,14 +42,6 @@ from fastness.wire.inboxes import DomainEvent
 from fastness.wire.requests import Committed
 
 
-class _OfWorld(Protocol):
-    @property
-    def world(self) -> str: ...
-
-    @property
-    def universe(self) -> str: ...
-
-
 @service
 def claim(stores: AnyStores, request: ClaimWorlds) -> Served[ClaimedWorlds]:
     if len(request.programs) > HOST_PROGRAMS_MAX:
@@ -58,35 +51,23 @@ def claim(stores: AnyStores, request: ClaimWorlds) -> Served[ClaimedWorlds]:
     if not 0 <= request.wait_seconds <= HOST_WAIT_SECONDS_MAX:
         raise InvalidArgument(f"wait_seconds is {request.wait_seconds}; give 0 to {HOST_WAIT_SECONDS_MAX:.0f}")
     leases.check_owner(request.owner)
-    return stores.hosting.claim(
-        checked_name("universe", request.universe),
-        sorted({checked_name("program", program) for program in request.programs}),
-        owner=request.owner,
-        limit=request.limit,
-        lease_ms=_lease_ms(request.lease_seconds),
-        wait_ms=round(request.wait_seconds * 1_000),
-    )
+    checked_name("universe", request.universe)
+    programs = sorted({checked_name("program", program) for program in request.programs})
+    _lease_ms(request.lease_seconds)  # Refused if it is out of bounds.
+    return stores.hosting.claim(msgspec.structs.replace(request, programs=programs))
 
 
 @transaction
 def commit(tx: Transaction, request: CommitTurn) -> TurnCommitted:
-    return turns.commit_turn(tx, _world(request), request, lease_ms=_lease_ms(request.lease_seconds))
+    return turns.commit_turn(tx, world_of(request), request, lease_ms=_lease_ms(request.lease_seconds))
 
 
 @transaction
 def fail(tx: Transaction, request: FailTurn) -> Committed:
     if not 0 <= request.delay_seconds <= DELAY_SECONDS_MAX:
         raise InvalidArgument(f"delay_seconds is {request.delay_seconds}; give 0 to {DELAY_SECONDS_MAX:.0f}")
-    world = _world(request)
-    turns.fail_turn(
-        tx,
-        world,
-        owner=request.owner,
-        fence=request.fence,
-        error=request.error,
-        delay_ms=round(request.delay_seconds * 1_000),
-        is_stopped=request.is_stopped,
-    )
+    world = world_of(request)
+    turns.fail_turn(tx, world, request)
     runs.follow_world(tx, world)
     return Committed(request.tier)
 
@@ -95,7 +76,7 @@ def fail(tx: Transaction, request: FailTurn) -> Committed:
 def send(tx: Transaction, request: SendToWorld) -> Committed:
     receiver = World(checked_name("universe", request.to_universe), checked_name("world", request.to))
     event = DomainEvent(schema=request.schema, key=request.key, payload=request.payload)
-    sends.send(tx, _world(request), receiver, event, owner=request.owner, fence=request.fence)
+    sends.send(tx, world_of(request), receiver, event, owner=request.owner, fence=request.fence)
     return Committed(request.tier)
 
 
@@ -125,31 +106,31 @@ def release(stores: AnyStores, request: ReleaseWorlds) -> Served[Committed]:
 
 @transaction
 def set_program(tx: Transaction, request: SetProgram) -> HostingInfo:
-    hosted = turns.set_program(tx, _world(request), request.program)
-    runs.follow_world(tx, _world(request))
+    hosted = turns.set_program(tx, world_of(request), request.program)
+    runs.follow_world(tx, world_of(request))
     return hosted
 
 
 @transaction
 def describe(tx: Transaction, request: DescribeHosting) -> HostingInfo:
-    return turns.describe(tx, _world(request))
+    return turns.describe(tx, world_of(request))
 
 
 @transaction
 def resume(tx: Transaction, request: ResumeWorld) -> HostingInfo:
-    hosted = turns.resume(tx, _world(request))
-    runs.follow_world(tx, _world(request))
+    hosted = turns.resume(tx, world_of(request))
+    runs.follow_world(tx, world_of(request))
     return hosted
 
 
 @transaction
 def list_aside(tx: Transaction, request: ListAside) -> AsideItems:
-    return AsideItems(turns.aside(tx, _world(request), after=request.after, limit=request.limit))
+    return AsideItems(turns.aside(tx, world_of(request), after=request.after, limit=request.limit))
 
 
 @transaction
 def retry_aside(tx: Transaction, request: RetryAside) -> Committed:
-    turns.retry_aside(tx, _world(request), request.sequence, drop=request.drop)
+    turns.retry_aside(tx, world_of(request), request.sequence, drop=request.drop)
     return Committed(request.tier)
 
 
@@ -167,7 +148,3 @@ def _lease_ms(seconds: float) -> int:
     if not 0.001 <= seconds <= HOST_LEASE_SECONDS_MAX:  # NaN fails this too.
         raise InvalidArgument(f"lease_seconds is {seconds}; give 0.001 to {HOST_LEASE_SECONDS_MAX:.0f}")
     return round(seconds * 1_000)
-
-
-def _world(request: _OfWorld) -> World:
-    return World(checked_name("universe", request.universe), checked_name("world", request.world))

@@ -2,6 +2,8 @@
 
 from typing import Protocol
 
+import msgspec
+
 from fastness.errors import BatchTooLarge, EmptyBatch, FastnessError, InvalidArgument
 from fastness.layers.mailboxes import Address
 from fastness.limits import (
@@ -77,19 +79,14 @@ def push_many(stores: AnyStores, request: PushMany) -> Served[PushOutcomes]:
 
 @service
 def watch(stores: AnyStores, request: WatchPushes) -> Served[SeenPushes]:
-    universe = checked_name("universe", request.universe)
+    checked_name("universe", request.universe)
     for name in ("topic", "after"):
         _check_text(name, getattr(request, name), optional=True)
     _check_number("limit", request.limit, 1, PUSH_WATCH_MAX)
     _check_number("wait_seconds", request.wait_seconds, 0, PUSH_WATCH_SECONDS_MAX)
-    return stores.ingress.watch(
-        universe,
-        to=None if request.to is None else str(_address(request.to, universe)),
-        topic=request.topic,
-        after=request.after,
-        limit=request.limit,
-        wait_seconds=request.wait_seconds,
-    )
+    if request.to is not None:
+        request = msgspec.structs.replace(request, to=str(_address(request.to, request.universe)))
+    return stores.ingress.watch(request)
 
 
 @immediate

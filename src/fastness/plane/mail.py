@@ -22,6 +22,7 @@ from fastness.limits import MAIL_BATCH_MAX, MAIL_WAIT_SECONDS_MAX
 from fastness.names import checked_agent, checked_name
 from fastness.plane.handlers import service, transaction
 from fastness.plane.stores import AnyStores, Served
+from fastness.runtime.mail_waiting import read_mail, read_receipts
 from fastness.wire.mail import (
     Addresses,
     BlockSender,
@@ -89,26 +90,12 @@ def leave(tx: Transaction, request: LeaveMailbox) -> Committed:
 
 
 def _read_without_waiting(tx: Transaction, request: ReadMail) -> Mails:
-    address, after, limit = _address(request), request.after, request.limit
-    if request.peek:
-        return Mails(mailboxes.peek(tx, address, after=after, limit=limit))
-    return Mails(
-        *mailboxes.deliver(tx, address, after=after, limit=limit, session=request.session, bytes_max=request.bytes_max)
-    )
+    return read_mail(tx, _address(request), request)
 
 
 @partial(service, run_without_waiting=_read_without_waiting)
 def read(stores: AnyStores, request: ReadMail) -> Served[Mails]:
-    return stores.mail.read(
-        _address(request),
-        after=request.after,
-        limit=request.limit,
-        wait_ms=_wait_ms(request.wait_seconds),
-        session=request.session,
-        peek=request.peek,
-        bytes_max=request.bytes_max,
-        tier=request.tier,
-    )
+    return stores.mail.read(_address(request), request, wait_ms=_wait_ms(request.wait_seconds))
 
 
 @transaction
@@ -126,18 +113,12 @@ def count(tx: Transaction, request: CountMail) -> MailCount:
 
 
 def _receipts_without_waiting(tx: Transaction, request: ReadReceipts) -> MailReceipts:
-    return MailReceipts(mailboxes.receipts(tx, _address(request), after=request.after, limit=request.limit))
+    return read_receipts(tx, _address(request), request)
 
 
 @partial(service, run_without_waiting=_receipts_without_waiting)
 def receipts(stores: AnyStores, request: ReadReceipts) -> Served[MailReceipts]:
-    return stores.mail.receipts(
-        _address(request),
-        after=request.after,
-        limit=request.limit,
-        wait_ms=_wait_ms(request.wait_seconds),
-        tier=request.tier,
-    )
+    return stores.mail.receipts(_address(request), request, wait_ms=_wait_ms(request.wait_seconds))
 
 
 @transaction

@@ -2,6 +2,8 @@
 
 from typing import Protocol, runtime_checkable
 
+import msgspec
+
 from fastness.errors import PlaneInUse
 from fastness.kv import Transaction, formats
 from fastness.kv.formats import FORMAT, OLDEST_FORMAT
@@ -11,7 +13,7 @@ from fastness.plane.handlers import service, transaction
 from fastness.plane.services import Services
 from fastness.plane.stores import AnyStores, Served
 from fastness.version import __version__
-from fastness.wire.planes import MarkRestored, PlaneParent, PlaneStatus, RaiseFormat, ShowPlane
+from fastness.wire.planes import MarkRestored, PlaneStatus, RaiseFormat, ShowPlane
 
 _UNKNOWN = Identity("", "", 0, "")  # Tools may open a key space that has no identity.
 
@@ -60,19 +62,11 @@ def _raise_format(services: Services) -> PlaneStatus:
 def _nodes_before(tx: Transaction, format: int) -> list[str]:
     """The nodes that are alive and do not know a format, each with its version and address or host."""
     return [
-        f"{id} ({node.version} at {node.address or node.host})"
-        for id, node in nodes.list_nodes(tx).items()
-        if node.newest_format < format and node.is_alive(tx.now_ms)
+        f"{node.id} ({node.version} at {node.address or node.host})"
+        for node in nodes.list_nodes(tx)
+        if node.newest_format < format and node.alive
     ]
 
 
 def _status(tx: Transaction, identity: Identity) -> PlaneStatus:
-    return PlaneStatus(
-        __version__,
-        formats.format_of(tx),
-        identity.plane,
-        identity.lineage,
-        identity.since_ms,
-        identity.cause,
-        [PlaneParent(parent.lineage, parent.until_ms) for parent in identity.parents],
-    )
+    return PlaneStatus(__version__, formats.format_of(tx), *msgspec.structs.astuple(identity))

@@ -23,15 +23,8 @@ from fastness.wire.runs import (
 
 @transaction
 def start(tx: Transaction, request: StartRun) -> RunInfo:
-    return runs.start(
-        tx,
-        checked_name("universe", request.universe),
-        workflow=request.workflow,
-        id=request.id,
-        arguments=request.arguments,
-        arguments_blob=request.arguments_blob,
-        parent=request.parent,
-    )
+    checked_name("universe", request.universe)
+    return runs.start(tx, request)
 
 
 @service
@@ -44,39 +37,27 @@ def get(stores: AnyStores, request: GetRun) -> Served[RunInfo]:
 
 @transaction
 def page(tx: Transaction, request: ListRuns) -> Runs:
-    universe = checked_name("universe", request.universe)
-    return runs.page(
-        tx, universe, state=request.state, workflow=request.workflow, after=request.after, limit=request.limit
-    )
+    checked_name("universe", request.universe)
+    return runs.page(tx, request)
 
 
 @transaction
 def signal(tx: Transaction, request: SignalRun) -> Committed:
-    universe = checked_name("universe", request.universe)
-    runs.signal(tx, universe, request.id, request.name, value=request.value, value_blob=request.value_blob)
+    checked_name("universe", request.universe)
+    runs.signal(tx, request)
     return Committed(request.tier)
 
 
 @transaction
 def cancel(tx: Transaction, request: CancelRun) -> RunInfo:
-    universe = checked_name("universe", request.universe)
-    return runs.cancel(tx, universe, request.id, reason=request.reason, force=request.force)
+    checked_name("universe", request.universe)
+    return runs.cancel(tx, request)
 
 
 @transaction
 def update(tx: Transaction, request: UpdateRun) -> RunInfo:
-    return runs.update(
-        tx,
-        checked_name("universe", request.universe),
-        request.id,
-        fence=request.fence,
-        state=request.state,
-        result=request.result,
-        result_blob=request.result_blob,
-        error=request.error,
-        error_code=request.error_code,
-        published=request.published,
-    )
+    checked_name("universe", request.universe)
+    return runs.update(tx, request)
 
 
 @service

@@ -34,7 +34,7 @@ from fastness.runtime.activity.log import ActivityLog
 from fastness.runtime.activity.rotation import FailureTracker
 from fastness.runtime.consumer_options import ConsumerOptions
 from fastness.runtime.locks.counters import LockCounters
-from fastness.runtime.locks.table import CallerLocks, HolderInfo, LockTable
+from fastness.runtime.locks.table import CallerLocks, LockTable
 from fastness.runtime.maintenance.compaction_loop import CompactionLoop
 from fastness.runtime.maintenance.disk_space import DiskSpaceMonitor, log_bytes_max
 from fastness.runtime.maintenance.duty import Duty, LeasedDuty
@@ -52,7 +52,7 @@ from fastness.runtime.quotas import Quotas
 from fastness.runtime.repeat_detector import RepeatDetector
 from fastness.runtime.waiting_consumers import WaitingConsumers
 from fastness.tiers import Tier, TierPolicy
-from fastness.wire.leases import LeaseProof
+from fastness.wire.leases import LeaseProof, LockPlace
 from fastness.wire.locks import LockSession
 from fastness.wire.queues import MessageLease
 
@@ -165,7 +165,7 @@ class Services:
         with suppress(NestedTransaction):  # The caller is in a transaction, so no other one runs.
             self.database.transact(_nothing, tier=Tier.IMPORTANT)
 
-    def holders(self, universe: str) -> list[HolderInfo]:
+    def holders(self, universe: str) -> list[LockPlace]:
         """Who holds the locks of a universe, and who waits for them."""
         table = self._locks.get(universe)
         return [] if table is None else table.holders()

@@ -2,6 +2,8 @@
 
 from functools import partial
 
+import msgspec
+
 from fastness.errors import InvalidArgument
 from fastness.kv import Database, Transaction, Watch
 from fastness.layers import tokens
@@ -132,20 +134,8 @@ def watch(database: Database) -> Watch:
 
 
 def _info(token: Token) -> TokenInfo:
-    return TokenInfo(
-        token.id,
-        token.name,
-        token.universes,
-        token.verbs,
-        token.created_ms,
-        token.expires_ms,
-        token.revoked_ms,
-        token.rate_per_second,
-        token.body_bytes_max,
-        token.maker,
-        token.queues,
-        access_key_id(token.id) if token.access_key else "",
-    )
+    info = msgspec.convert(token, TokenInfo, from_attributes=True)
+    return msgspec.structs.replace(info, access_key_id=access_key_id(token.id)) if token.access_key else info
 
 
 def _ttl_ms(seconds: float | None) -> int | None:

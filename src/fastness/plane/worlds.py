@@ -2,8 +2,6 @@
 
 from typing import Protocol
 
-import msgspec
-
 from fastness.errors import InvalidArgument
 from fastness.kv import Transaction
 from fastness.layers import hosting, inboxes, journal_records, journals, segments, snapshots, turns, worlds
@@ -45,7 +43,6 @@ from fastness.wire.worlds import (
     ReadJournal,
     Records,
     RestorePoint,
-    Segment,
     Segments,
     Sequence,
     SetManifest,
@@ -56,7 +53,9 @@ from fastness.wire.worlds import (
 )
 
 
-class _OfWorld(Protocol):
+class OfWorld(Protocol):
+    """A request that names a world."""
+
     @property
     def world(self) -> str: ...
 
@@ -64,14 +63,14 @@ class _OfWorld(Protocol):
     def universe(self) -> str: ...
 
 
-class _OfIncarnation(_OfWorld, Protocol):
+class _OfIncarnation(OfWorld, Protocol):
     @property
     def incarnation(self) -> int | None: ...
 
 
 @transaction
 def create(tx: Transaction, request: CreateWorld) -> Described:
-    world = _world(request)
+    world = world_of(request)
     snapshots.create_world(tx, world, request.manifest_hash or snapshots.NO_MANIFEST)
     if request.program is not None:
         turns.set_program(tx, world, request.program)
@@ -80,7 +79,7 @@ def create(tx: Transaction, request: CreateWorld) -> Described:
 
 @transaction
 def describe(tx: Transaction, request: DescribeWorld) -> Described:
-    return segments.describe(tx, _world(request), request.incarnation)
+    return segments.describe(tx, world_of(request), request.incarnation)
 
 
 @transaction
@@ -113,7 +112,7 @@ def list_universes(tx: Transaction, request: ListUniverses) -> UniverseNames:
 
 @service
 def check(stores: AnyStores, request: CheckWorld) -> Served[Checked]:
-    return stores.worlds.check(_world(request), request.start, request.limit, request.incarnation)
+    return stores.worlds.check(world_of(request), request.start, request.limit, request.incarnation)
 
 
 def lag(tx: Transaction, universe: str, *, after: str, limit: int) -> tuple[list[str], int]:
@@ -129,7 +128,7 @@ def lag(tx: Transaction, universe: str, *, after: str, limit: int) -> tuple[list
 
 @transaction
 def append(tx: Transaction, request: AppendEntries) -> Height:
-    world = _world(request)
+    world = world_of(request)
     incarnation = worlds.require_active(tx, world, request.incarnation)
     hosting.require_unheld(tx, world)
     batch = [journal_records.entry(value) for value in request.entries]
@@ -138,7 +137,7 @@ def append(tx: Transaction, request: AppendEntries) -> Height:
 
 @service
 def read(stores: AnyStores, request: ReadJournal) -> Served[Records]:
-    return stores.worlds.read(_world(request), request.start, request.limit, request.incarnation)
+    return stores.worlds.read(world_of(request), request.start, request.limit, request.incarnation)
 
 
 @transaction
@@ -150,7 +149,7 @@ def drain(tx: Transaction, request: DrainInbox) -> Drained:
 
 @transaction
 def put_item(tx: Transaction, request: PutItem) -> Sequence:
-    world = _world(request)
+    world = world_of(request)
     if request.incarnation is not None:
         worlds.describe(tx, world, request.incarnation)
     return Sequence(inboxes.enqueue(tx, world, request.item))
@@ -181,7 +180,7 @@ def commit_snapshot(stores: AnyStores, request: CommitSnapshot, call: KeyedCall 
     time_ns = snapshots.NOW if request.logical_time_ns is None else request.logical_time_ns
     draft = SnapshotRecord("", request.height, time_ns, request.receipt_horizon_height, request.manifest_hash)
     return stores.worlds.snapshot(
-        _world(request),
+        world_of(request),
         request.data,
         draft,
         promote=request.promote,
@@ -221,7 +220,7 @@ def baseline(tx: Transaction, request: GetBaseline) -> Snapshot:
 
 @service
 def check_restore(stores: AnyStores, request: CheckRestore) -> Served[RestorePoint]:
-    return stores.worlds.check_restore(_world(request), request.incarnation)
+    return stores.worlds.check_restore(world_of(request), request.incarnation)
 
 
 @transaction
@@ -238,7 +237,7 @@ def compact(stores: AnyStores, request: CompactWorld) -> Served[Compacted]:
     if request.entries < 1 or request.margin < 0:
         raise InvalidArgument(f"entries is {request.entries} and margin is {request.margin}; give at least 1 and 0")
     return stores.worlds.compact(
-        _world(request), entries=request.entries, margin=request.margin, incarnation=request.incarnation
+        world_of(request), entries=request.entries, margin=request.margin, incarnation=request.incarnation
     )
 
 
@@ -246,7 +245,7 @@ def compact(stores: AnyStores, request: CompactWorld) -> Served[Compacted]:
 def list_segments(tx: Transaction, request: ListSegments) -> Segments:
     world, incarnation = _readable(tx, request)
     page = segments.page(tx, world, after=request.after, limit=request.limit)
-    return Segments([Segment(*msgspec.structs.astuple(record)) for record in page], incarnation)
+    return Segments(page, incarnation)
 
 
 @transaction
@@ -261,27 +260,28 @@ def change(tx: Transaction, request: ChangeWorld) -> Described:
 
 @service
 def delete(stores: AnyStores, request: DeleteWorld) -> Served[Described]:
-    return stores.worlds.delete(_world(request), request.incarnation)
+    return stores.worlds.delete(world_of(request), request.incarnation)
 
 
 @service
 def fork(stores: AnyStores, request: ForkWorld, call: KeyedCall | None = None) -> Served[Described]:
-    source = _world(request)
+    source = world_of(request)
     target = World(source.universe, checked_name("world", request.target))
     return stores.worlds.fork(source, target, request.height, incarnation=request.incarnation, call=call)
 
 
 def _current(tx: Transaction, request: _OfIncarnation) -> tuple[World, int]:
     """The world of a request and its incarnation, after checking that it is the one that the caller knows."""
-    world = _world(request)
+    world = world_of(request)
     return world, worlds.describe(tx, world, request.incarnation).incarnation
 
 
 def _readable(tx: Transaction, request: _OfIncarnation) -> tuple[World, int]:
     """The same for a request that reads the world's history."""
-    world = _world(request)
+    world = world_of(request)
     return world, worlds.require_readable(tx, world, request.incarnation)
 
 
-def _world(request: _OfWorld) -> World:
+def world_of(request: OfWorld) -> World:
+    """The world that a request names, once the names are checked."""
     return World(checked_name("universe", request.universe), checked_name("world", request.world))

@@ -24,7 +24,7 @@ from fastness.layers.leases import Grant, LeaseEvent, LeaseKey
 from fastness.limits import LEASE_CALLERS_SHOWN
 from fastness.runtime.cancellation import finish_or_undo_async
 from fastness.runtime.consumer_options import ConsumerOptions, Polling
-from fastness.runtime.locks.table import HolderInfo, LockTable
+from fastness.runtime.locks.table import LockTable
 from fastness.wire.leases import Described, Granted, LeaseCaller, LeaseLine, LeaseProof, LockPlace, Waits
 
 
@@ -114,7 +114,7 @@ class AsyncLeaseWaiter:
             now_ms = self._clock.now_ms()
             self._database.publish([LeaseEvent(outcome, lease, owner, now_ms - began_ms, now_ms)])
 
-    async def waits(self, universe: str, locks: Sequence[HolderInfo], *, limit: int) -> Waits:
+    async def waits(self, universe: str, locks: Sequence[LockPlace], *, limit: int) -> Waits:
         """The lease lines of a universe in this process, with the holders and waiters of its locks."""
         lines: dict[str, list[LeaseCaller]] = {}
         now = monotonic()
@@ -127,10 +127,7 @@ class AsyncLeaseWaiter:
                 LeaseLine(key, len(callers), callers[0].waited_seconds, callers[:LEASE_CALLERS_SHOWN])
                 for key, callers in longest[:limit]
             ],
-            [
-                LockPlace(list(each.path), str(each.mode), each.owner, each.held_seconds, each.waiting_seconds)
-                for each in locks[:limit]
-            ],
+            list(locks[:limit]),
         )
 
     async def _wait_at_front(

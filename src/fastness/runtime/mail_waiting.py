@@ -13,12 +13,11 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from fastness.clock import Clock, SystemClock, on_clock_change
-from fastness.kv import Database
+from fastness.kv import Database, Transaction
 from fastness.layers import mailboxes
 from fastness.layers.mailboxes import Address
 from fastness.runtime.consumer_options import ConsumerOptions, Polling
-from fastness.tiers import Tier
-from fastness.wire.mail import MailReceipts, Mails
+from fastness.wire.mail import MailReceipts, Mails, ReadMail, ReadReceipts
 
 Found = TypeVar("Found", Mails, MailReceipts)
 
@@ -31,18 +30,7 @@ class AsyncMailWaiter:
         self._clock = clock or SystemClock()
         self._polling = Polling(database, options)
 
-    async def read(
-        self,
-        address: Address,
-        *,
-        after: int,
-        limit: int,
-        wait_ms: int,
-        session: str | None,
-        peek: bool,
-        bytes_max: int | None = None,
-        tier: Tier,
-    ) -> Mails:
+    async def read(self, address: Address, request: ReadMail, *, wait_ms: int) -> Mails:
         """At least one mail, unless `wait_ms` pass without any.
 
         Raises:
@@ -50,23 +38,19 @@ class AsyncMailWaiter:
         """
 
         async def read_once() -> Mails:
-            if peek:
-                found = await self._database.read_async(mailboxes.peek, address, after=after, limit=limit, tier=tier)
-                return Mails(found)
-            found, live_from = await self._database.transact_async(
-                mailboxes.deliver, address, after=after, limit=limit, session=session, bytes_max=bytes_max, tier=tier
-            )
-            return Mails(found, live_from)
+            if request.peek:
+                peeked: Mails = await self._database.read_async(read_mail, address, request, tier=request.tier)
+                return peeked
+            return await self._database.transact_async(read_mail, address, request, tier=request.tier)
 
         return await self._wait(address, wait_ms, read_once)
 
-    async def receipts(self, address: Address, *, after: int, limit: int, wait_ms: int, tier: Tier) -> MailReceipts:
+    async def receipts(self, address: Address, request: ReadReceipts, *, wait_ms: int) -> MailReceipts:
         """At least one receipt, unless `wait_ms` pass without any."""
 
         async def read_once() -> MailReceipts:
-            return MailReceipts(
-                await self._database.read_async(mailboxes.receipts, address, after=after, limit=limit, tier=tier)
-            )
+            found: MailReceipts = await self._database.read_async(read_receipts, address, request, tier=request.tier)
+            return found
 
         return await self._wait(address, wait_ms, read_once)
 
@@ -91,3 +75,18 @@ class AsyncMailWaiter:
 
 def _has_items(found: Mails | MailReceipts) -> bool:
     return bool(found.mails if isinstance(found, Mails) else found.receipts)
+
+
+def read_mail(tx: Transaction, address: Address, request: ReadMail) -> Mails:
+    """The mails that are in the mailbox now."""
+    after, limit = request.after, request.limit
+    if request.peek:
+        return Mails(mailboxes.peek(tx, address, after=after, limit=limit))
+    return Mails(
+        *mailboxes.deliver(tx, address, after=after, limit=limit, session=request.session, bytes_max=request.bytes_max)
+    )
+
+
+def read_receipts(tx: Transaction, address: Address, request: ReadReceipts) -> MailReceipts:
+    """The receipts that the agent has now."""
+    return MailReceipts(mailboxes.receipts(tx, address, after=request.after, limit=request.limit))

@@ -20,8 +20,9 @@ from fastness.kv import Database, Transaction
 from fastness.layers import locks
 from fastness.layers.lock_records import LEVELS
 from fastness.layers.lock_transaction import Waiting
+from fastness.layers.locks import AcquireCall
 from fastness.limits import LOCK_LINE_MAX, READ_ENTRIES_MAX
-from fastness.lock_rules import DATA_LEVELS, Path, Step, parse_mode, timeout_error
+from fastness.lock_rules import DATA_LEVELS, Path, parse_mode, timeout_error
 from fastness.runtime.cancellation import finish_or_undo_async, undo_async
 from fastness.runtime.consumer_options import ConsumerOptions, Polling
 from fastness.runtime.locks.counters import Acquisition, LockCounters
@@ -68,7 +69,7 @@ class AsyncSharedLockWaiter:
             Busy: too many claims wait for one of them.
         """
         steps = locks.steps_of(paths, parse_mode(mode))
-        call = _Call(session, claim, steps, owner, lease_ms, continues, token_hex(_ATTEMPT_BYTES))
+        call = AcquireCall(session, claim, steps, owner, lease_ms, continues, token_hex(_ATTEMPT_BYTES))
         with self._counters.acquiring(session.universe, steps, may_wait=wait_ms > 0) as acquisition:
             began_ms = self._clock.now_ms()
             tried = await self._try_acquire(call, may_wait=wait_ms > 0)
@@ -90,7 +91,7 @@ class AsyncSharedLockWaiter:
         return LockStatistics(self._counters.stats(universe, holders))
 
     async def _wait(
-        self, call: "_Call", tried: "_Tried", began_ms: int, wait_ms: int, acquisition: Acquisition
+        self, call: AcquireCall, tried: "_Tried", began_ms: int, wait_ms: int, acquisition: Acquisition
     ) -> GrantedLocks:
         until_ms, tried_ms = began_ms + wait_ms, began_ms
         with self._database.watch(locks.watch_prefix(call.session)) as watch:
@@ -111,31 +112,19 @@ class AsyncSharedLockWaiter:
                 stop_listening()
         return tried.outcome
 
-    async def _has_changed(self, call: "_Call", tried: "_Tried") -> bool:
+    async def _has_changed(self, call: AcquireCall, tried: "_Tried") -> bool:
         """Whether the session's record was written since: a step was granted, or the session was renewed or ended."""
         key = locks.watch_prefix(call.session)
         return await self._database.read_async(Transaction.get, key, tier=Tier.IMPORTANT) != tried.record
 
-    async def _try_acquire(self, call: "_Call", *, may_wait: bool) -> "_Tried":
+    async def _try_acquire(self, call: AcquireCall, *, may_wait: bool) -> "_Tried":
         return await finish_or_undo_async(
             self._database.transact_async(_acquire, call, may_wait=may_wait), lambda _: self._withdraw(call)
         )
 
-    def _withdraw(self, call: "_Call") -> None:
+    def _withdraw(self, call: AcquireCall) -> None:
         """Release the claim, unless its caller has repeated the call on another connection."""
         self._database.transact(locks.release, call.session, call.claim, attempt=call.attempt, tier=Tier.IMPORTANT)
-
-
-class _Call(NamedTuple):
-    """A caller's acquire."""
-
-    session: LockSession
-    claim: str
-    steps: list[Step]
-    owner: str
-    lease_ms: int
-    continues: bool
-    attempt: str
 
 
 class _Tried(NamedTuple):
@@ -146,18 +135,8 @@ class _Tried(NamedTuple):
     wake_in_ms: int
 
 
-def _acquire(tx: Transaction, call: _Call, *, may_wait: bool) -> _Tried:
-    outcome = locks.acquire(
-        tx,
-        call.session,
-        call.claim,
-        call.steps,
-        owner=call.owner,
-        lease_ms=call.lease_ms,
-        may_wait=may_wait,
-        continues=call.continues,
-        attempt=call.attempt,
-    )
+def _acquire(tx: Transaction, call: AcquireCall, *, may_wait: bool) -> _Tried:
+    outcome = locks.acquire(tx, call, may_wait=may_wait)
     if isinstance(outcome, GrantedLocks):
         return _Tried(outcome, None, 0)
     record = tx.get(locks.watch_prefix(call.session))

@@ -49,13 +49,12 @@ from fastness.layers import (
 )
 from fastness.layers.idempotency import KeyedCall, run_idempotent, stored_result
 from fastness.layers.journal_records import Kind, split
-from fastness.layers.segments import SegmentRecord
 from fastness.layers.snapshots import SnapshotRecord
 from fastness.layers.world_forks import Incarnations
 from fastness.layers.worlds import World, WorldState
 from fastness.runtime.blobs import AsyncBlobStore
 from fastness.tiers import Tier
-from fastness.wire.worlds import Checked, Compacted, Described, Record, Records, RestorePoint, Snapshot
+from fastness.wire.worlds import Checked, Compacted, Described, Record, Records, RestorePoint, Segment, Snapshot
 
 _decode_snapshot = msgspec.msgpack.Decoder(Snapshot).decode
 _decode_described = msgspec.msgpack.Decoder(Described).decode
@@ -263,7 +262,7 @@ class AsyncWorldStore:
                 height += len(hot)
 
         await self._store().write_async(path, body())
-        record = SegmentRecord(start, end, path, f"sha256:{sha.hexdigest()}", size)
+        record = Segment(start, end, path, f"sha256:{sha.hexdigest()}", size)
         await self._database.transact_async(segments.index, world, record, margin=margin, incarnation=incarnation)
 
     async def _trim(self, world: World, incarnation: int) -> None:
@@ -273,7 +272,7 @@ class AsyncWorldStore:
         ):
             pass
 
-    async def _records_of(self, world: World, incarnation: int, segment: SegmentRecord) -> list[bytes]:
+    async def _records_of(self, world: World, incarnation: int, segment: Segment) -> list[bytes]:
         with self._cache_lock:
             known = self._cached.get(segment.checksum)
             if known is not None:
@@ -291,7 +290,7 @@ class AsyncWorldStore:
                 self._cached.popitem(last=False)
         return parsed
 
-    async def _body_of(self, segment: SegmentRecord) -> bytes:
+    async def _body_of(self, segment: Segment) -> bytes:
         try:
             return await self._store().get_async(segment.object_path)
         except ObjectNotFound as error:
@@ -315,7 +314,7 @@ def _check_records(world: World, start: int, found: list[bytes]) -> None:
 
 def _read_page(
     tx: Transaction, world: World, incarnation: int | None, start: int, limit: int
-) -> tuple[int, list[tuple[int, bytes]], SegmentRecord | None]:
+) -> tuple[int, list[tuple[int, bytes]], Segment | None]:
     """The incarnation, and the hot records from `start` on or the segment that holds it."""
     found = worlds.require_readable(tx, world, incarnation)
     return found, *segments.read(tx, world, start, limit)
@@ -327,7 +326,7 @@ def _restore_point(tx: Transaction, world: World, incarnation: int | None) -> Re
     return RestorePoint(baseline, journals.head(tx, world), found)
 
 
-def _deleting_segments(tx: Transaction, world: World, incarnation: int) -> list[SegmentRecord]:
+def _deleting_segments(tx: Transaction, world: World, incarnation: int) -> list[Segment]:
     return segments.page(tx, world, limit=100) if worlds.is_deleting(tx, world, incarnation) else []
 
 

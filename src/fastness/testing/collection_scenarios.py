@@ -9,7 +9,7 @@ from fastness.layers import collections as layer
 from fastness.testing.histories import Violation
 from fastness.testing.register_clients import add_register_clients
 from fastness.testing.simulation import Simulation
-from fastness.wire.collections import DeleteRows, PutRow, Row, RowChange
+from fastness.wire.collections import DeleteRows, PutRow, Row, RowChange, ScanRows
 
 _COPIES: Final = ("a", "b")  # Each commit writes the same row into both partitions.
 
@@ -21,7 +21,7 @@ def collections(simulation: Simulation) -> Callable[[], None]:
 
 def _rows(tx: Transaction, key: str) -> list[Row]:
     """The rows of a key, one in each partition, without those that expire at once."""
-    pages = [layer.scan(tx, "main", "scenario", copy, (key,), reverse=True, limit=1) for copy in _COPIES]
+    pages = [layer.scan(tx, ScanRows("scenario", copy, (key,), reverse=True, limit=1)) for copy in _COPIES]
     return [row for page in pages for row in page.rows]
 
 

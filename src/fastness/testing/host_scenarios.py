@@ -16,7 +16,7 @@ from fastness.layers.worlds import World, WorldState
 from fastness.testing.histories import Outcome, Violation
 from fastness.testing.simulation import Client, Simulation
 from fastness.wire.canonical import canonical
-from fastness.wire.hosting import CommitTurn, GivenBack
+from fastness.wire.hosting import CommitTurn, FailTurn, GivenBack
 from fastness.wire.inboxes import DomainEvent
 
 _NAMES: Final = ("a", "b", "c")
@@ -299,7 +299,7 @@ def _is_stuck(tx: Transaction, name: str) -> bool:
 
 
 def _fail(tx: Transaction, name: str, owner: str, fence: int) -> None:
-    turns.fail_turn(tx, _world(name), owner=owner, fence=fence, error="on purpose", delay_ms=200, is_stopped=False)
+    turns.fail_turn(tx, _world(name), FailTurn(name, owner, fence, "on purpose", delay_seconds=0.2))
 
 
 def _renew(tx: Transaction, name: str, owner: str, fence: int) -> bool:

@@ -103,16 +103,9 @@ class _Caller:
         argument = {"paths": [list(path) for path in paths], "mode": mode}
         operation = self._history.invoke(self.session.id, "acquire", claim, argument)
         for attempt in range(_ATTEMPTS_MAX):
-            work = partial(
-                lock_layer.acquire,
-                session=self.session,
-                claim=claim,
-                steps=lock_layer.steps_of(paths, mode),
-                owner=claim,
-                lease_ms=_LEASE_MS,
-                may_wait=attempt < _ATTEMPTS_MAX - 1,
-                continues=continues or attempt > 0,
-            )
+            steps, continues = lock_layer.steps_of(paths, mode), continues or attempt > 0
+            call = lock_layer.AcquireCall(self.session, claim, steps, claim, _LEASE_MS, continues)
+            work = partial(lock_layer.acquire, call=call, may_wait=attempt < _ATTEMPTS_MAX - 1)
             try:
                 outcome: GrantedLocks | Waiting = await self._client.transact(work)
             except FastnessError as error:
@@ -192,9 +185,8 @@ def _check_ends(simulation: Simulation) -> None:
         database.transact(lock_layer.reap, SessionKey(_UNIVERSE, number))
     session = LockSession("the-last-session-of-all", _UNIVERSE)
     steps = lock_layer.steps_of([("database", "")], "X")
-    outcome = database.transact(
-        lock_layer.acquire, session, "last", steps, owner="last", lease_ms=_LEASE_MS, may_wait=False
-    )
+    call = lock_layer.AcquireCall(session, "last", steps, "last", _LEASE_MS)
+    outcome = database.transact(lock_layer.acquire, call, may_wait=False)
     if isinstance(outcome, Waiting):
         raise Violation(f"{outcome} although all sessions have ended", [])
     database.transact(lock_layer.release, session, "last")

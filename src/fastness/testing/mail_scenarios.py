@@ -10,9 +10,9 @@ from fastness.layers.mailboxes import Address
 from fastness.layers.mailboxes import keys as mailbox_keys
 from fastness.limits import MAIL_SWEEP_SECONDS
 from fastness.testing.histories import Operation, Outcome, Violation
-from fastness.testing.histories.mail import MailboxEntry, Receipt, check_mailbox, check_receipts, check_was_stored
+from fastness.testing.histories.mail import MailboxEntry, check_mailbox, check_receipts, check_was_stored
 from fastness.testing.simulation import Client, Simulation
-from fastness.wire.mail import MailPolicy, NewMail
+from fastness.wire.mail import MailPolicy, MailReceipt, NewMail
 
 _BOB, _EVE = Address("main", "bob"), Address("main", "eve")
 _SENDERS: Final = ("ada", "carl", "dora")
@@ -145,7 +145,7 @@ def _drain(simulation: Simulation, agent: Address) -> None:
         raise Violation(f"{agent} was read to its end, but {left[0].id} is still there", [])
 
 
-def _check_receipts(simulation: Simulation, sender: Address, ttl_ms: int) -> list[Receipt]:
+def _check_receipts(simulation: Simulation, sender: Address, ttl_ms: int) -> list[MailReceipt]:
     """Check that a sender has a receipt for every state of its mail, unless the receipt has expired."""
     now_ms, after = simulation.clock.now_ms(), -1
     for _ in range(_READS_MAX):

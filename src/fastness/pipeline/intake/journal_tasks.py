@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 
 from fastness.backends.objects import ObjectStore
 from fastness.errors import Corrupt, ObjectNotFound, Unreachable
-from fastness.layers.segments import SegmentRecord
 from fastness.pipeline import codec
 from fastness.pipeline.codec import Damaged
 from fastness.pipeline.intake.task_payloads import INLINE_STORE, inline_store
@@ -25,6 +24,7 @@ from fastness.pipeline.lake.files import AddedFile, Writer
 from fastness.pipeline.lake.locations import Location
 from fastness.pipeline.redactions import Redaction
 from fastness.pipeline.schemas import JOURNAL
+from fastness.wire.worlds import Segment
 
 OK: Final = "ok"
 
@@ -80,7 +80,7 @@ class SegmentCheck(msgspec.Struct, frozen=True):
 
     universe: str
     world: str
-    segment: SegmentRecord
+    segment: Segment
     verdict: str
     reason: str | None = None
 
@@ -147,8 +147,8 @@ def _execute(task_input: Task, open_store: OpenStore) -> TaskResult:
     return result
 
 
-def segment_of(chunk: JournalChunk) -> SegmentRecord:
-    return SegmentRecord(chunk.start, chunk.end, chunk.path, chunk.checksum, chunk.size)
+def segment_of(chunk: JournalChunk) -> Segment:
+    return Segment(chunk.start, chunk.end, chunk.path, chunk.checksum, chunk.size)
 
 
 def _read_items(items: list[Item], open_store: OpenStore) -> Iterator[pa.RecordBatch | Damaged]:

@@ -31,7 +31,6 @@ from fastness.kv import Database, Subspace, Transaction, pages
 from fastness.kv.value_cipher import cipher_of
 from fastness.layers import blobs, journals, lineages, segments, snapshots, tokens, worlds
 from fastness.layers.lineages import Identity
-from fastness.layers.segments import SegmentRecord
 from fastness.layers.snapshots import SnapshotRecord
 from fastness.layers.tokens import Token
 from fastness.layers.worlds import World, WorldState
@@ -59,6 +58,7 @@ from fastness.runtime.activity import rotation
 from fastness.runtime.activity.format import LogFile
 from fastness.runtime.maintenance import scan
 from fastness.wire.queues import Schedule
+from fastness.wire.worlds import Segment
 
 Result = TypeVar("Result")
 
@@ -503,7 +503,7 @@ class View:
         except ObjectNotFound as error:
             raise MissingObject(f"{path} is not in the object store; restore it from a backup") from error
 
-    def _cold_chunk(self, world: WorldView, segment: SegmentRecord, height: int) -> JournalChunk:
+    def _cold_chunk(self, world: WorldView, segment: Segment, height: int) -> JournalChunk:
         return JournalChunk(
             world.universe,
             world.name,
@@ -579,7 +579,7 @@ def _segments_of(world: World) -> Subspace:
 
 def _next_records(
     tx: Transaction, world: World, height: int, head: int, limit: int
-) -> tuple[list[SegmentRecord], list[bytes], int]:
+) -> tuple[list[Segment], list[bytes], int]:
     """The segments or the hot records from `height` on, and the height after them.
 
     If there are neither, the next height that may exist.
@@ -616,4 +616,4 @@ def _is_name(text: str) -> bool:
 _NO_FOLDER = Path("/nonexistent")
 _BLOCK_BYTES = 65_536
 _decode_snapshot = msgspec.msgpack.Decoder(SnapshotRecord).decode
-_decode_segment = msgspec.msgpack.Decoder(SegmentRecord).decode
+_decode_segment = msgspec.msgpack.Decoder(Segment).decode

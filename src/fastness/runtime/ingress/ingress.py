@@ -60,6 +60,7 @@ from fastness.wire.ingress import (
     PushOutcome,
     PushOutcomes,
     SeenPushes,
+    WatchPushes,
 )
 from fastness.wire.problems import retry_after_seconds
 from fastness.wire.transport import OnDataPush
@@ -134,9 +135,7 @@ class Ingress:
 
         return stop
 
-    async def watch(
-        self, universe: str, *, to: str | None, topic: str | None, after: str | None, limit: int, wait_seconds: float
-    ) -> SeenPushes:
+    async def watch(self, request: WatchPushes) -> SeenPushes:
         """The pushes to a universe that were accepted after a position, as `RecentPushes.read`.
 
         Raises:
@@ -145,9 +144,7 @@ class Ingress:
             Closed: the plane is being closed.
         """
         await self._ensure_started()
-        return await self._recent.read(
-            universe, to=to, topic=topic, after=after, limit=limit, wait_seconds=wait_seconds
-        )
+        return await self._recent.read(request)
 
     def stats(self) -> IngressStats:
         """What waits now, and what was counted since the start."""

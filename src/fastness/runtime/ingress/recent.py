@@ -22,7 +22,7 @@ from fastness import limits
 from fastness.clock import Clock
 from fastness.errors import Busy, Closed, InvalidArgument
 from fastness.runtime.timers import call_after, wake
-from fastness.wire.ingress import DataPush, SeenPushes
+from fastness.wire.ingress import DataPush, SeenPushes, WatchPushes
 
 _POSITION: Final = re.compile(r"([0-9a-f]{16})-([0-9]{1,15})")
 _ENTRY_BYTES: Final = 1_024  # What an entry takes beside its payload: the text fields have at most 256 characters each.
@@ -52,9 +52,7 @@ class RecentPushes:
         if ring is not None:
             ring.add(push)
 
-    async def read(
-        self, universe: str, *, to: str | None, topic: str | None, after: str | None, limit: int, wait_seconds: float
-    ) -> SeenPushes:
+    async def read(self, request: WatchPushes) -> SeenPushes:
         """The pushes after the position `after`, or the current position if there is none.
 
         Raises:
@@ -62,15 +60,17 @@ class RecentPushes:
             Busy: too many watches wait, or too many universes are watched.
             Closed: the plane is being closed.
         """
-        epoch, sequence = _split(after)
-        ring = self._ring(universe)
+        epoch, sequence = _split(request.after)
+        ring = self._ring(request.universe)
         if epoch != ring.epoch:
             # What the new ring remembers is delivered to a watch that had begun before.
             position = ring.last if epoch is None else ring.forgotten
             return SeenPushes(ring.position(position), [], restarted=epoch is not None)
         if sequence > ring.last:
-            raise InvalidArgument(f"after is {after!r}, which is beyond the last push; give the position of an answer")
-        return await self._wait(ring, sequence, to=to, topic=topic, limit=limit, wait_seconds=wait_seconds)
+            raise InvalidArgument(
+                f"after is {request.after!r}, which is beyond the last push; give the position of an answer"
+            )
+        return await self._wait(ring, sequence, request)
 
     def prune(self) -> None:
         """Drop the rings that no watch has read for PUSH_RECENT_SECONDS."""
@@ -100,11 +100,9 @@ class RecentPushes:
         ring.read_ms = self._clock.now_ms()
         return ring
 
-    async def _wait(
-        self, ring: "_Ring", sequence: int, *, to: str | None, topic: str | None, limit: int, wait_seconds: float
-    ) -> SeenPushes:
+    async def _wait(self, ring: "_Ring", sequence: int, request: WatchPushes) -> SeenPushes:
         missed = 0
-        is_over = wait_seconds <= 0
+        is_over = request.wait_seconds <= 0
         waiting: asyncio.Future[None] | None = None
 
         def end_wait() -> None:
@@ -113,11 +111,11 @@ class RecentPushes:
             if waiting is not None:
                 wake(waiting)
 
-        stop = None if is_over else call_after(self._clock, wait_seconds, end_wait)
+        stop = None if is_over else call_after(self._clock, request.wait_seconds, end_wait)
         try:
             while True:
                 missed += max(ring.forgotten - sequence, 0)
-                found, sequence = ring.matching(max(sequence, ring.forgotten), to, topic, limit)
+                found, sequence = ring.matching(max(sequence, ring.forgotten), request)
                 if found or missed or is_over:
                     return SeenPushes(ring.position(sequence), found, missed)
                 if self._closed:
@@ -168,14 +166,14 @@ class _Ring:
             self._bytes -= _size(self._entries.popleft())
         self.wake_all()
 
-    def matching(self, sequence: int, to: str | None, topic: str | None, limit: int) -> tuple[list[DataPush], int]:
+    def matching(self, sequence: int, request: WatchPushes) -> tuple[list[DataPush], int]:
         """Pushes after `sequence` that match, and up to where the ring was searched."""
         found: list[DataPush] = []
-        size = 0
+        size, to, topic = 0, request.to, request.topic
         for each in islice(self._entries, sequence - self.forgotten, None):
             if (to is None or each.to == to) and (topic is None or each.topic == topic):
                 size += _size(each)
-                if found and (len(found) >= limit or size > limits.PUSH_WATCH_BYTES_MAX):
+                if found and (len(found) >= request.limit or size > limits.PUSH_WATCH_BYTES_MAX):
                     break
                 found.append(each)
             sequence += 1

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from fastness.errors import Closed, FastnessError, InvalidArgument
 from fastness.layers.mailboxes import Address
 from fastness.runtime.ingress.ingress import AddressedPush, Ingress
-from fastness.wire.ingress import IngressStats, NewPush, Pushed, PushOutcomes, SeenPushes
+from fastness.wire.ingress import IngressStats, NewPush, Pushed, PushOutcomes, SeenPushes, WatchPushes
 from fastness.wire.transport import OnDataPush
 
 Result = TypeVar("Result")
@@ -43,13 +43,9 @@ class ThreadedIngress:
         """As `Ingress.push_many`."""
         return self._run(self._ingress.push_many, sender, pushes)
 
-    def watch(
-        self, universe: str, *, to: str | None, topic: str | None, after: str | None, limit: int, wait_seconds: float
-    ) -> SeenPushes:
+    def watch(self, request: WatchPushes) -> SeenPushes:
         """As `Ingress.watch`."""
-        return self._run(
-            self._ingress.watch, universe, to=to, topic=topic, after=after, limit=limit, wait_seconds=wait_seconds
-        )
+        return self._run(self._ingress.watch, request)
 
     def stats(self) -> IngressStats:
         """As `Ingress.stats`."""

@@ -27,8 +27,6 @@ from itertools import islice
 from time import monotonic
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
-import msgspec
-
 from fastness import limits
 from fastness.errors import Busy, Closed, InvalidArgument, LockTimeout
 from fastness.kv.fork_safety import invalidate_in_children
@@ -45,21 +43,12 @@ from fastness.lock_rules import (
 )
 from fastness.runtime.locks.registry import Claim, LockRegistry, NoTask, Owner
 from fastness.threads import run_in_thread
+from fastness.wire.leases import LockPlace
 from fastness.wire.locks import LevelStats
 
-__all__ = ["DATA_LEVELS", "Held", "HolderInfo", "LevelStats", "LockTable", "Mode"]
+__all__ = ["DATA_LEVELS", "Held", "LevelStats", "LockTable", "Mode"]
 
 HOLDERS_NAMED: Final = 3  # In an error message; a lock may have thousands of holders.
-
-
-class HolderInfo(msgspec.Struct, frozen=True):
-    """An owner that holds a lock or waits for it."""
-
-    path: tuple[str, str]
-    mode: Mode
-    owner: str
-    held_seconds: float | None = None
-    waiting_seconds: float | None = None
 
 
 class LockTable:
@@ -131,13 +120,13 @@ class LockTable:
         """The statistics of each level, by its name."""
         return self._inspect(LockRegistry.stats)
 
-    def holders(self) -> list[HolderInfo]:
+    def holders(self) -> list[LockPlace]:
         """The current holders and waiters in lock order; the waiters of one lock in the order of its line."""
         entries, now = self._inspect(LockRegistry.entries), monotonic()
         return [
-            HolderInfo(
-                self.levels.path(key),
-                mode,
+            LockPlace(
+                list(self.levels.path(key)),
+                str(mode),
                 _name(owner),
                 held_seconds=None if is_waiting else now - since,
                 waiting_seconds=now - since if is_waiting else None,

@@ -31,7 +31,6 @@ from fastness.kv import Database, Subspace
 from fastness.kv.value_cipher import ValueCipher, cipher_of
 from fastness.layers import blobs
 from fastness.layers.blobs import Blob
-from fastness.layers.segments import SegmentRecord
 from fastness.limits import (
     CHECKPOINT_IDLE_SECONDS,
     CHECKPOINTS_MAX,
@@ -44,6 +43,7 @@ from fastness.runtime.maintenance.scan import names, scan_range, universes
 from fastness.wire.backups import BackupBegun, BackupFile, Line
 from fastness.wire.health_checks import Finding, Seen
 from fastness.wire.problems import problem_of
+from fastness.wire.worlds import Segment
 
 _PREFIX: Final = ".checkpoint-"
 _ID: Final = re.compile("[0-9a-f]{16}")
@@ -273,7 +273,7 @@ def referenced_contents(database: Database) -> Iterator[BackupFile | None]:
             yield BackupFile(blobs.object_path(universe, digest, blob.upload), blob.size, digest.hex())
         for world in names(database, Subspace("u", universe, "segments")):
             for _, value in scan_range(database, *Subspace("u", universe, "segments", world).range()):
-                segment = msgspec.msgpack.decode(value, type=SegmentRecord)
+                segment = msgspec.msgpack.decode(value, type=Segment)
                 yield BackupFile(segment.object_path, segment.size, segment.checksum.removeprefix("sha256:"))
 
 

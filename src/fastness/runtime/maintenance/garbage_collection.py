@@ -25,10 +25,10 @@ from fastness.kv.keys import pack, prefix_range
 from fastness.layers import blobs, idempotency
 from fastness.layers.blobs import AREAS, Blob, Mark
 from fastness.layers.queues import dead_letters
-from fastness.layers.segments import SegmentRecord
 from fastness.layers.worlds import World, WorldState, first_elements, last_meta
 from fastness.limits import BLOB_ABANDONED_SECONDS, GC_BATCH, PAGE_ITEMS
 from fastness.wire.space import Collected
+from fastness.wire.worlds import Segment
 
 PINNED: Final = "pinned"
 ARCHIVED: Final = "archived worlds"
@@ -108,7 +108,7 @@ class Search:
         self.unsearched: list[str] = []
         self.universes: list[str] = []
         self.sizes: dict[tuple[str, str], tuple[int, int]] = {}  # Pairs and bytes by universe and area.
-        self.segments: dict[str, list[SegmentRecord]] = {}
+        self.segments: dict[str, list[Segment]] = {}
         self.now_ms = 0
         self._by_hash: dict[str, dict[str, FoundBlob]] = {}  # And by universe.
         database.read(self._read_snapshot)
@@ -166,7 +166,7 @@ class Search:
         for key, value in _pairs(tx, begin, end, self._between_pages):
             self._note(blobs.hashes_in(value), universe or None, _REASONS.get(area, area))
             if area == "segments":
-                self.segments.setdefault(universe, []).append(msgspec.msgpack.decode(value, type=SegmentRecord))
+                self.segments.setdefault(universe, []).append(msgspec.msgpack.decode(value, type=Segment))
             if kinds is not None:
                 self._add_size((universe, kinds.of(area, key)), key, value)
             elif self._measures:

@@ -27,7 +27,6 @@ from fastness.layers.queues.failures import failures_of
 from fastness.layers.queues.key_flow import KEY_DUE
 from fastness.layers.queues.key_states import KeyState, decode_state
 from fastness.layers.queues.keys import QueueKey, QueueKeys
-from fastness.layers.segments import SegmentRecord
 from fastness.layers.worlds import World, WorldState
 from fastness.limits import PRIORITY_MAX
 from fastness.runtime.activity import format as log_format
@@ -38,6 +37,7 @@ from fastness.wire import stored_messages
 from fastness.wire.health_checks import Finding
 from fastness.wire.runs import RUN_PREFIX
 from fastness.wire.stored_messages import StoredMessage, format_id
+from fastness.wire.worlds import Segment
 
 SAMPLED_FIRST: Final = 64  # Large blobs that are always hashed.
 SAMPLED_OF_REST: Final = 0.05  # The share of the other large blobs that is hashed, unless `deep`.
@@ -238,7 +238,7 @@ def _segments(database: Database, objects: ObjectStore | None, world: World) -> 
     expected = 0
     for _, value in scan_range(database, *Subspace("u", world.universe, "segments", world.name).range()):
         yield 0
-        segment = msgspec.msgpack.decode(value, type=SegmentRecord)
+        segment = msgspec.msgpack.decode(value, type=Segment)
         if segment.start != expected:
             yield Finding(where, f"its segments have a gap: record {_span(expected, segment.start - 1)} is missing")
         expected = segment.end + 1

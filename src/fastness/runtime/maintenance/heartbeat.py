@@ -20,11 +20,11 @@ from fastness.kv import Database, Transaction, formats
 from fastness.kv.formats import FORMAT, OLDEST_FORMAT
 from fastness.layers import maintenance, nodes
 from fastness.layers.maintenance import MaintenanceLease
-from fastness.layers.nodes import Load, Node
 from fastness.limits import MAINTENANCE_LEASE_SECONDS, NODE_HEARTBEAT_SECONDS, NODE_RETRY_SECONDS
 from fastness.runtime.maintenance.duty import LeasedDuty
 from fastness.tiers import Tier
 from fastness.version import __version__
+from fastness.wire.nodes import NodeLoad, NodeStatus
 
 _log = logging.getLogger("fastness.nodes")
 _TTL_MS: Final = round(MAINTENANCE_LEASE_SECONDS * 1_000)
@@ -45,16 +45,17 @@ class NodeDescription:
         self._kind, self._address = "embedded", ""
         self._started_ms = SystemClock().now_ms()
         self._measured = (time.monotonic(), time.process_time(), 0)
-        self._load = Load()
+        self._load = NodeLoad()
 
     def describe_server(self, address: str, *, calls: Callable[[], int], connections: Callable[[], int]) -> None:
         """This process is a server. `calls` returns how many it has answered, `connections` how many are open."""
         self._calls, self._connections = calls, connections
         self._kind, self._address = "server", address
 
-    def record(self, *, seen_ms: int = 0) -> Node:
-        """The record of this node."""
-        return Node(
+    def status(self) -> NodeStatus:
+        """The record of this node, before it is stored."""
+        return NodeStatus(
+            self.id,
             self._kind,
             __version__,
             OLDEST_FORMAT,
@@ -63,11 +64,13 @@ class NodeDescription:
             os.getpid(),
             self._address,
             self._started_ms,
-            seen_ms,
-            self._measure(),
+            seen_ms=0,
+            alive=False,
+            maintenance=False,
+            load=self._measure(),
         )
 
-    def _measure(self) -> Load:
+    def _measure(self) -> NodeLoad:
         """The load since it was measured last; the same as then if that was just now."""
         before, now = self._measured, (time.monotonic(), time.process_time(), self._calls())
         seconds, processor, calls = (new - old for new, old in zip(now, before, strict=True))
@@ -76,7 +79,7 @@ class NodeDescription:
             rates = round(calls / seconds, 1), round(processor / seconds, 3)
         else:
             rates = self._load.calls_per_second, self._load.processor_share
-        self._load = Load(rates[0], self._connections(), self._waiting_consumers(), rates[1])
+        self._load = NodeLoad(rates[0], self._connections(), self._waiting_consumers(), rates[1])
         return self._load
 
 
@@ -115,13 +118,12 @@ class Heartbeat:
     def beat(self) -> float:
         """Renew the record and the duty; the seconds until it must be done again."""
         asked_ms = self._now_ms()
-        record = self._node.record()
-        lease, now_ms = self._database.transact(_renew, self._node.id, record, tier=Tier.IMPORTANT)
+        lease, now_ms = self._database.transact(_renew, self._node.status(), tier=Tier.IMPORTANT)
         self._has_record = True
         is_ours = lease.holder == self._node.id
         self._duty.hold_until(asked_ms + _TTL_MS if is_ours else 0)
         found, self._database.data_format = self._database.read(_look, tier=Tier.IMPORTANT)
-        self.alive = sum(each.is_alive(now_ms) for each in found.values())
+        self.alive = sum(each.alive for each in found)
         if is_ours and (old := nodes.forgettable(found, now_ms)):
             self._database.transact(nodes.forget, old, tier=Tier.IMPORTANT)
         # Another node's lease is taken as soon as it has expired.
@@ -183,12 +185,12 @@ class Heartbeat:
         self._failing = True
 
 
-def _renew(tx: Transaction, id: str, record: Node) -> Beat:
-    nodes.renew(tx, id, record)
-    return Beat(maintenance.take(tx, id, ttl_ms=_TTL_MS), tx.now_ms)
+def _renew(tx: Transaction, node: NodeStatus) -> Beat:
+    nodes.renew(tx, node)
+    return Beat(maintenance.take(tx, node.id, ttl_ms=_TTL_MS), tx.now_ms)
 
 
-def _look(tx: Transaction) -> tuple[dict[str, Node], int]:
+def _look(tx: Transaction) -> tuple[list[NodeStatus], int]:
     """All nodes, and the format of the plane."""
     return nodes.list_nodes(tx), formats.format_of(tx)
 

@@ -11,7 +11,7 @@ from fastness.layers.idempotency import KeyedCall
 from fastness.runtime.cancellation import finish_or_undo
 from fastness.runtime.consumer_options import ConsumerOptions, Polling
 from fastness.tiers import Tier
-from fastness.wire.effects import EffectInfo, EffectPage
+from fastness.wire.effects import ClaimEffects, EffectInfo, EffectPage
 
 _LOOKS_MAX: Final = 64  # How often a caller whose effects are taken by others looks again before it waits.
 
@@ -24,36 +24,26 @@ class EffectWaiter:
         self._clock = clock or SystemClock()
         self._polling = Polling(database, options)
 
-    def claim(
-        self,
-        universe: str,
-        kinds: list[str],
-        *,
-        owner: str,
-        limit: int,
-        lease_ms: int,
-        wait_ms: int,
-        call: KeyedCall | None = None,
-    ) -> EffectPage:
-        """At least one effect of these kinds, unless `wait_ms` pass without any.
+    def claim(self, request: ClaimEffects, call: KeyedCall | None = None) -> EffectPage:
+        """At least one effect of these kinds, unless `wait_seconds` pass without any.
 
         Always CRITICAL: a fence must be durable before its holder learns it. A repeated `call` gets the effects that it
         claimed before and still holds. A caller that is cancelled holds none.
         """
         if call is not None and not call.is_new_call():
-            before = self._database.transact(effect_leases.stored_claims, universe, call)
+            before = self._database.transact(effect_leases.stored_claims, request.universe, call)
             if before is not None:
                 return EffectPage(before)
-        until_ms = self._clock.now_ms() + wait_ms
-        attempt = partial(self._try_claim, universe, kinds, call, owner=owner, limit=limit, lease_ms=lease_ms)
-        claimed, _ = attempt()
-        if claimed or not wait_ms:
+        until_ms = self._clock.now_ms() + round(request.wait_seconds * 1_000)
+        claimed, _ = self._try_claim(request, call)
+        if claimed or not request.wait_seconds:
             return EffectPage(claimed)
-        with self._database.watch(*effects.watch_prefixes(universe, kinds), additions=True) as watch:
+        prefixes = effects.watch_prefixes(request.universe, request.kinds)
+        with self._database.watch(*prefixes, additions=True) as watch:
             stop_listening = on_clock_change(self._clock, watch.fire)
             try:
                 while True:
-                    claimed, due_in_ms = attempt()
+                    claimed, due_in_ms = self._try_claim(request, call)
                     left_ms = until_ms - self._clock.now_ms()
                     if claimed or left_ms <= 0:
                         return EffectPage(claimed)
@@ -62,17 +52,18 @@ class EffectWaiter:
             finally:
                 stop_listening()
 
-    def _try_claim(
-        self, universe: str, kinds: list[str], call: KeyedCall | None, *, owner: str, limit: int, lease_ms: int
-    ) -> tuple[list[EffectInfo], int | None]:
+    def _try_claim(self, request: ClaimEffects, call: KeyedCall | None) -> tuple[list[EffectInfo], int | None]:
         """The effects that were claimed, or in how many milliseconds the next one is due, if there is one."""
+        universe, lease_ms = request.universe, round(request.lease_seconds * 1_000)
         for _ in range(_LOOKS_MAX):
-            entries, due_in_ms = self._database.read(_look, universe, kinds, limit=limit, tier=Tier.IMPORTANT)
+            entries, due_in_ms = self._database.read(
+                _look, universe, request.kinds, limit=request.limit, tier=Tier.IMPORTANT
+            )
             if not entries:
                 return [], due_in_ms
             claimed = finish_or_undo(
                 self._database.transact(
-                    effect_leases.claim, universe, entries, owner=owner, lease_ms=lease_ms, call=call
+                    effect_leases.claim, universe, entries, owner=request.owner, lease_ms=lease_ms, call=call
                 ),
                 partial(self._release_undelivered, universe, call),
             )

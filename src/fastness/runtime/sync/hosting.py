@@ -22,21 +22,11 @@ from fastness.limits import (
 from fastness.runtime.cancellation import finish_or_undo
 from fastness.runtime.consumer_options import ConsumerOptions, Polling
 from fastness.tiers import Tier
-from fastness.wire.hosting import ClaimedWorld, ClaimedWorlds, GivenBack, RenewedWorld, RenewedWorlds
+from fastness.wire.hosting import ClaimedWorld, ClaimedWorlds, ClaimWorlds, GivenBack, RenewedWorld, RenewedWorlds
 from fastness.wire.requests import Committed
 
 _log = logging.getLogger("fastness.host")
 Each = TypeVar("Each")
-
-
-class _Claim(NamedTuple):
-    """What a host asks for."""
-
-    universe: str
-    programs: list[str]
-    owner: str
-    limit: int
-    lease_ms: int
 
 
 class _Sweep(NamedTuple):
@@ -59,19 +49,16 @@ class HostingStore:
         self._revived_runs = revived_runs
         self._sweeps: dict[str, _Sweep] = {}  # By universe.
 
-    def claim(
-        self, universe: str, programs: list[str], *, owner: str, limit: int, lease_ms: int, wait_ms: int
-    ) -> ClaimedWorlds:
+    def claim(self, claim: ClaimWorlds) -> ClaimedWorlds:
         """At least one world, unless `wait_ms` pass without any.
 
         Always CRITICAL: a fence must be durable before its holder learns it. If the caller is cancelled, the worlds are
         given back.
         """
-        claim = _Claim(universe, programs, owner, limit, lease_ms)
-        if not wait_ms:
+        if not claim.wait_seconds:
             return ClaimedWorlds((self._claim_once(claim))[0])
-        until_ms = self._clock.now_ms() + wait_ms
-        prefixes = hosting.watch_prefixes(universe, programs, owner)
+        until_ms = self._clock.now_ms() + round(claim.wait_seconds * 1_000)
+        prefixes = hosting.watch_prefixes(claim.universe, claim.programs, claim.owner)
         with self._database.watch(*prefixes, additions=True) as watch:
             stop_listening = on_clock_change(self._clock, watch.fire)
             try:
@@ -100,7 +87,7 @@ class HostingStore:
             self._database.transact(_release, universe, batch, owner=owner)
         return Committed(Tier.CRITICAL)
 
-    def _claim_once(self, claim: _Claim) -> tuple[list[ClaimedWorld], int | None]:
+    def _claim_once(self, claim: ClaimWorlds) -> tuple[list[ClaimedWorld], int | None]:
         """The worlds that could be claimed, and when the next one becomes ready."""
         self._revive_stuck(claim.universe)
         # What the search finds may be lost in a power failure until the claim, which waits for it, is durable.
@@ -150,20 +137,20 @@ class HostingStore:
             self._revived_runs[universe] += 1
             _log.error("nothing would have continued %s of %s; it is ready again. Please report this", name, universe)
 
-    def _undo(self, claim: _Claim, claimed: list[ClaimedWorld]) -> None:
+    def _undo(self, claim: ClaimWorlds, claimed: list[ClaimedWorld]) -> None:
         self._database.transact(_undo, claim, claimed)
 
 
-def _claim(tx: Transaction, claim: _Claim, batch: Sequence[str | Ready], bytes_max: int) -> list[ClaimedWorld]:
+def _claim(tx: Transaction, claim: ClaimWorlds, batch: Sequence[str | Ready], bytes_max: int) -> list[ClaimedWorld]:
     claimed: list[ClaimedWorld] = []
-    size = 0
+    size, lease_ms = 0, round(claim.lease_seconds * 1_000)
     for each in batch:
         most = min(BATCH_BYTES_MAX, bytes_max - size)
         if most <= 0:
             break
         if isinstance(each, Ready):
             world = World(claim.universe, each.world)
-            found = turns.claim(tx, world, each, owner=claim.owner, lease_ms=claim.lease_ms, bytes_max=most)
+            found = turns.claim(tx, world, each, owner=claim.owner, lease_ms=lease_ms, bytes_max=most)
         else:
             found = turns.claim_woken(tx, World(claim.universe, each), owner=claim.owner, bytes_max=most)
         if found is not None:
@@ -172,7 +159,7 @@ def _claim(tx: Transaction, claim: _Claim, batch: Sequence[str | Ready], bytes_m
     return claimed
 
 
-def _undo(tx: Transaction, claim: _Claim, claimed: list[ClaimedWorld]) -> None:
+def _undo(tx: Transaction, claim: ClaimWorlds, claimed: list[ClaimedWorld]) -> None:
     for each in claimed:
         turns.undo_claim(tx, World(claim.universe, each.world), each, owner=claim.owner)
 

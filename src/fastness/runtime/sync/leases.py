@@ -15,7 +15,7 @@ from fastness.layers.leases import Grant, LeaseEvent, LeaseKey
 from fastness.limits import LEASE_CALLERS_SHOWN
 from fastness.runtime.cancellation import finish_or_undo
 from fastness.runtime.consumer_options import ConsumerOptions, Polling
-from fastness.runtime.locks.table import HolderInfo, LockTable
+from fastness.runtime.locks.table import LockTable
 from fastness.wire.leases import Described, Granted, LeaseCaller, LeaseLine, LeaseProof, LockPlace, Waits
 
 
@@ -105,7 +105,7 @@ class LeaseWaiter:
             now_ms = self._clock.now_ms()
             self._database.publish([LeaseEvent(outcome, lease, owner, now_ms - began_ms, now_ms)])
 
-    def waits(self, universe: str, locks: Sequence[HolderInfo], *, limit: int) -> Waits:
+    def waits(self, universe: str, locks: Sequence[LockPlace], *, limit: int) -> Waits:
         """The lease lines of a universe in this process, with the holders and waiters of its locks."""
         lines: dict[str, list[LeaseCaller]] = {}
         now = monotonic()
@@ -118,10 +118,7 @@ class LeaseWaiter:
                 LeaseLine(key, len(callers), callers[0].waited_seconds, callers[:LEASE_CALLERS_SHOWN])
                 for key, callers in longest[:limit]
             ],
-            [
-                LockPlace(list(each.path), str(each.mode), each.owner, each.held_seconds, each.waiting_seconds)
-                for each in locks[:limit]
-            ],
+            list(locks[:limit]),
         )
 
     def _wait_at_front(self, lease: LeaseKey, until_ms: int, attempt: Callable[[], Granted]) -> Granted:

@@ -4,12 +4,11 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from fastness.clock import Clock, SystemClock, on_clock_change
-from fastness.kv import Database
+from fastness.kv import Database, Transaction
 from fastness.layers import mailboxes
 from fastness.layers.mailboxes import Address
 from fastness.runtime.consumer_options import ConsumerOptions, Polling
-from fastness.tiers import Tier
-from fastness.wire.mail import MailReceipts, Mails
+from fastness.wire.mail import MailReceipts, Mails, ReadMail, ReadReceipts
 
 Found = TypeVar("Found", Mails, MailReceipts)
 
@@ -22,18 +21,7 @@ class MailWaiter:
         self._clock = clock or SystemClock()
         self._polling = Polling(database, options)
 
-    def read(
-        self,
-        address: Address,
-        *,
-        after: int,
-        limit: int,
-        wait_ms: int,
-        session: str | None,
-        peek: bool,
-        bytes_max: int | None = None,
-        tier: Tier,
-    ) -> Mails:
+    def read(self, address: Address, request: ReadMail, *, wait_ms: int) -> Mails:
         """At least one mail, unless `wait_ms` pass without any.
 
         Raises:
@@ -41,21 +29,19 @@ class MailWaiter:
         """
 
         def read_once() -> Mails:
-            if peek:
-                found = self._database.read(mailboxes.peek, address, after=after, limit=limit, tier=tier)
-                return Mails(found)
-            found, live_from = self._database.transact(
-                mailboxes.deliver, address, after=after, limit=limit, session=session, bytes_max=bytes_max, tier=tier
-            )
-            return Mails(found, live_from)
+            if request.peek:
+                peeked: Mails = self._database.read(read_mail, address, request, tier=request.tier)
+                return peeked
+            return self._database.transact(read_mail, address, request, tier=request.tier)
 
         return self._wait(address, wait_ms, read_once)
 
-    def receipts(self, address: Address, *, after: int, limit: int, wait_ms: int, tier: Tier) -> MailReceipts:
+    def receipts(self, address: Address, request: ReadReceipts, *, wait_ms: int) -> MailReceipts:
         """At least one receipt, unless `wait_ms` pass without any."""
 
         def read_once() -> MailReceipts:
-            return MailReceipts(self._database.read(mailboxes.receipts, address, after=after, limit=limit, tier=tier))
+            found: MailReceipts = self._database.read(read_receipts, address, request, tier=request.tier)
+            return found
 
         return self._wait(address, wait_ms, read_once)
 
@@ -80,3 +66,18 @@ class MailWaiter:
 
 def _has_items(found: Mails | MailReceipts) -> bool:
     return bool(found.mails if isinstance(found, Mails) else found.receipts)
+
+
+def read_mail(tx: Transaction, address: Address, request: ReadMail) -> Mails:
+    """The mails that are in the mailbox now."""
+    after, limit = request.after, request.limit
+    if request.peek:
+        return Mails(mailboxes.peek(tx, address, after=after, limit=limit))
+    return Mails(
+        *mailboxes.deliver(tx, address, after=after, limit=limit, session=request.session, bytes_max=request.bytes_max)
+    )
+
+
+def read_receipts(tx: Transaction, address: Address, request: ReadReceipts) -> MailReceipts:
+    """The receipts that the agent has now."""
+    return MailReceipts(mailboxes.receipts(tx, address, after=request.after, limit=request.limit))

@@ -25,7 +25,7 @@ from fastness.runtime.sync.hosting import HostingStore
 from fastness.testing.conformance.workloads import in_threads
 from fastness.testing.faults import ChosenFault, Crash, FaultyDatabase
 from fastness.wire.canonical import canonical
-from fastness.wire.hosting import ClaimedWorld, CommitTurn, GivenBack
+from fastness.wire.hosting import ClaimedWorld, ClaimWorlds, CommitTurn, GivenBack
 from fastness.wire.inboxes import Control, DomainEvent
 
 Check = Callable[[Database], None]
@@ -144,7 +144,7 @@ def _worlds(database: Database, check: Check, number: int, *, suffix: str = "") 
 
 def _claim(database: Database, universe: str, owner: str, *, lease_ms: int, wait_ms: int) -> list[ClaimedWorld]:
     store = HostingStore(database, None, ConsumerOptions(), Counter())
-    return store.claim(universe, ["p"], owner=owner, limit=2, lease_ms=lease_ms, wait_ms=wait_ms).worlds
+    return store.claim(ClaimWorlds(["p"], owner, 2, lease_ms / 1_000, wait_ms / 1_000, universe)).worlds
 
 
 def _work(database: Database, universe: str, owner: str, claimed: ClaimedWorld) -> None:

@@ -24,7 +24,7 @@ from fastness.testing.conformance.workloads import in_threads, raises
 from fastness.testing.faults import ChosenFault, Crash, FaultyDatabase
 from fastness.wire.canonical import canonical
 from fastness.wire.inboxes import DomainEvent
-from fastness.wire.runs import CHILD, COMPLETED, SIGNAL, START
+from fastness.wire.runs import CHILD, COMPLETED, SIGNAL, START, CancelRun, ListRuns, SignalRun, StartRun, UpdateRun
 
 Check = Callable[[Database], None]
 
@@ -44,7 +44,7 @@ def check_concurrent_starts_of_one_id_give_one_run(database: Database) -> None:
         arguments = canonical([[thread % 2], {}])
         for id in ("a", "b", "c", "d"):
             try:
-                found = database.transact(runs.start, universe, workflow="w", id=id, arguments=arguments)
+                found = database.transact(runs.start, StartRun("w", id, arguments, universe=universe))
             except RunExists:
                 refused.append(id)
             else:
@@ -61,16 +61,16 @@ def check_concurrent_starts_of_one_id_give_one_run(database: Database) -> None:
 
 def check_each_signal_reaches_a_run_or_is_refused(database: Database) -> None:
     universe = _empty_universe(database, check_each_signal_reaches_a_run_or_is_refused)
-    database.transact(runs.start, universe, workflow="w", id="a")
+    database.transact(runs.start, StartRun("w", "a", universe=universe))
     sent: list[bytes] = []
 
     def signal_until_it_ends(thread: int) -> None:
         for number in range(20):
             value = canonical([thread, number])
             if thread == 0 and number == 10:
-                database.transact(runs.cancel, universe, "a", force=True)
+                database.transact(runs.cancel, CancelRun("a", force=True, universe=universe))
             with suppress(RunEnded):
-                database.transact(runs.signal, universe, "a", "go", value=value)
+                database.transact(runs.signal, SignalRun("a", "go", value, universe))
                 sent.append(value)
 
     in_threads(4, signal_until_it_ends)
@@ -95,11 +95,11 @@ def check_a_parent_is_told_once_whatever_fails(database: Database) -> None:
 
 def _run_a_family(database: Database, universe: str) -> None:
     """Start a parent and its child, and end the child; doing so again continues."""
-    database.transact(runs.start, universe, workflow="parent", id="p")
-    database.transact(runs.start, universe, workflow="child", id="p:1", parent="p")
+    database.transact(runs.start, StartRun("parent", "p", universe=universe))
+    database.transact(runs.start, StartRun("child", "p:1", parent="p", universe=universe))
     fence = database.transact(_claim, runs.world_of(universe, "p:1"))
     with suppress(RunEnded):
-        database.transact(runs.update, universe, "p:1", fence=fence, state=COMPLETED, result=canonical(42))
+        database.transact(runs.update, UpdateRun("p:1", fence, COMPLETED, canonical(42), universe=universe))
 
 
 def _assert_family(database: Database, universe: str) -> None:
@@ -107,7 +107,7 @@ def _assert_family(database: Database, universe: str) -> None:
     assert [item.schema for _, item in items] == [START, CHILD]
     assert items[1][1].key == b"p:1"
     assert cbor2.loads(items[1][1].payload)["result"] == 42
-    listed = database.read(runs.page, universe, limit=10).runs
+    listed = database.read(runs.page, ListRuns(limit=10, universe=universe)).runs
     assert [(each.id, each.state) for each in listed] == [("p", "running"), ("p:1", "completed")]
     record = database.read(hosting.find, runs.world_of(universe, "p:1"))
     assert record is not None

@@ -15,9 +15,11 @@ own, and do not go back. `sent_ms` may be None for an id that is sent once.
 
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Mapping
+from itertools import starmap
 from typing import Final, NamedTuple
 
 from fastness.testing.histories.record import NEVER, History, Operation, Outcome, Violation, by_key
+from fastness.wire.mail import MailReceipt
 
 _KINDS: Final = ("send", "join", "leave", "read", "confirm")
 _STATES: Final = ("stored", "delivered", "confirmed")
@@ -30,17 +32,6 @@ class MailboxEntry(NamedTuple):
     id: str
     sent_ms: int
     expires_ms: int
-
-
-class Receipt(NamedTuple):
-    """A receipt that a sender got for a mail."""
-
-    sequence: int
-    id: str
-    to: str
-    state: str
-    at_ms: int
-    was_stored: bool
 
 
 class _Box:
@@ -136,16 +127,16 @@ def check_was_stored(history: History, key: Hashable, was_stored: Mapping[str, b
             raise Violation(f"{entry.id} has was_stored=False, but no reader was live when it arrived", [send, *live])
 
 
-def check_receipts(history: History, key: Hashable, *, ttl_ms: int) -> dict[int, Receipt]:
+def check_receipts(history: History, key: Hashable, *, ttl_ms: int) -> dict[int, MailReceipt]:
     """Check the receipts of the sender `key`, and return them by sequence.
 
     Raises:
         Violation: a receipt is missing, changed, or reports a state that is not possible at that point.
     """
-    found: dict[int, tuple[Receipt, Operation]] = {}
+    found: dict[int, tuple[MailReceipt, Operation]] = {}
     reads = [each for each in by_key(history, "receipts").get(key, []) if each.outcome is Outcome.OK]
     for read in reads:
-        for receipt in map(Receipt._make, read.result[0]):
+        for receipt in starmap(MailReceipt, read.result[0]):
             before, first = found.setdefault(receipt.sequence, (receipt, read))
             if before != receipt:
                 raise Violation(f"Receipt {receipt.sequence} of {key} has changed", [first, read])
