@@ -9,602 +9,324 @@ This module exports the public API, with every type that a user annotates with. 
 used, so that a client does not load the storage engine, and an embedded plane does not load the client.
 """
 
+# ruff: noqa: I001 (isort would put each `X as X` of a module on a line of its own)
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from fastness.version import __version__ as __version__
 
-if TYPE_CHECKING:
-    from fastness.clock import Clock
-    from fastness.encryption import AgentKey, SealBinding, Unsealed
-    from fastness.encryption_keys import CommandKeys, FileKeys, KeyProvider
-    from fastness.errors import FastnessError, RetryAdvice
-    from fastness.handles.activity import AsyncActivity
-    from fastness.handles.agents import AsyncAgents
-    from fastness.handles.atomic import AsyncAtomic
-    from fastness.handles.audit import AsyncAudit
-    from fastness.handles.backups import AsyncBackups
-    from fastness.handles.blobs import AsyncBlobs
-    from fastness.handles.collections import AsyncCollection
-    from fastness.handles.effects import AsyncEffectClaim, AsyncEffects
-    from fastness.handles.encryption import AsyncEncryption
-    from fastness.handles.entities import AsyncEntities, AsyncTieredTransaction, Entity, EntityChange
-    from fastness.handles.hosting import AsyncHosting
-    from fastness.handles.ingress import AsyncIngress, AsyncPushListener, AsyncPushWatch
-    from fastness.handles.leases import AsyncLease, AsyncLeaseKey
-    from fastness.handles.locks import AsyncLocks
-    from fastness.handles.mailboxes import AsyncMailbox
-    from fastness.handles.messages import AsyncMessage
-    from fastness.handles.opening import Opening
-    from fastness.handles.pairs import AsyncPairs
-    from fastness.handles.plane import AsyncPlane
-    from fastness.handles.queues import AsyncQueue
-    from fastness.handles.quotas import AsyncQuotas
-    from fastness.handles.receipts import AsyncPutReceipt
-    from fastness.handles.runs import AsyncRun, AsyncWorkflows
-    from fastness.handles.states import AsyncState, Document
-    from fastness.handles.sync.activity import Activity
-    from fastness.handles.sync.agents import Agents
-    from fastness.handles.sync.atomic import Atomic
-    from fastness.handles.sync.audit import Audit
-    from fastness.handles.sync.backups import Backups
-    from fastness.handles.sync.blobs import Blobs
-    from fastness.handles.sync.collections import Collection
-    from fastness.handles.sync.effects import EffectClaim, Effects
-    from fastness.handles.sync.encryption import Encryption
-    from fastness.handles.sync.entities import Entities, TieredTransaction
-    from fastness.handles.sync.hosting import Hosting
-    from fastness.handles.sync.ingress import Ingress, PushListener, PushWatch
-    from fastness.handles.sync.leases import Lease, LeaseKey
-    from fastness.handles.sync.locks import Locks
-    from fastness.handles.sync.mailboxes import Mailbox
-    from fastness.handles.sync.messages import Message
-    from fastness.handles.sync.pairs import Pairs
-    from fastness.handles.sync.plane import Plane
-    from fastness.handles.sync.queues import Queue
-    from fastness.handles.sync.quotas import Quotas
-    from fastness.handles.sync.receipts import PutReceipt
-    from fastness.handles.sync.runs import Run, Workflows
-    from fastness.handles.sync.states import State
-    from fastness.handles.sync.timers import Timers
-    from fastness.handles.sync.tokens import Tokens
-    from fastness.handles.sync.within import Within
-    from fastness.handles.sync.worlds import Inbox, Snapshots, World
-    from fastness.handles.task_control import Reject, RetryLater, TaskDeferred
-    from fastness.handles.timers import AsyncTimers
-    from fastness.handles.tokens import AsyncTokens
-    from fastness.handles.within import AsyncWithin
-    from fastness.handles.workers import AsyncWorker, RestartPolicy, Worker, WorkerOutcome, WorkerStats
-    from fastness.handles.worlds import AsyncInbox, AsyncSnapshots, AsyncWorld, Reducer
-    from fastness.hosts.adapters import EffectCall
-    from fastness.hosts.apps import HostApp
-    from fastness.hosts.default_app import adapter, program, workflow
-    from fastness.hosts.host import AsyncHost, HostStats
-    from fastness.hosts.programs import Event, Program, TurnContext
-    from fastness.hosts.step_context import StepContext, current_step
-    from fastness.hosts.threads import Host
-    from fastness.hosts.workflows.retry import Retry
-    from fastness.hosts.workflows.run import WorkflowRun
-    from fastness.hosts.workflows.workflow import Workflow
-    from fastness.kv import Subspace, Transaction
-    from fastness.opening import connect, connect_async, open, open_async  # noqa: A004 (the name that users know)
-    from fastness.plane import fenced
-    from fastness.tasks.app import Task, TaskApp
-    from fastness.tasks.chains import Chain, Group, Signature, group
-    from fastness.tasks.default_app import task
-    from fastness.tasks.jobs import Job, current_job
-    from fastness.tasks.workers import TaskWorker
-    from fastness.tiers import Tier, TierPolicy
-    from fastness.wire.agents import Agent
-    from fastness.wire.audit import AuditEntry, AuditPage
+if TYPE_CHECKING:  # `X as X` exports a name for type checkers, and `_EXPORTS` when it is used.
+    from fastness.clock import Clock as Clock
+    from fastness.encryption import AgentKey as AgentKey, SealBinding as SealBinding, Unsealed as Unsealed
+    from fastness.encryption_keys import CommandKeys as CommandKeys, FileKeys as FileKeys, KeyProvider as KeyProvider
+    from fastness.errors import FastnessError as FastnessError, RetryAdvice as RetryAdvice
+    from fastness.handles.activity import AsyncActivity as AsyncActivity
+    from fastness.handles.agents import AsyncAgents as AsyncAgents
+    from fastness.handles.atomic import AsyncAtomic as AsyncAtomic
+    from fastness.handles.audit import AsyncAudit as AsyncAudit
+    from fastness.handles.backups import AsyncBackups as AsyncBackups
+    from fastness.handles.blobs import AsyncBlobs as AsyncBlobs
+    from fastness.handles.collections import AsyncCollection as AsyncCollection
+    from fastness.handles.effects import AsyncEffectClaim as AsyncEffectClaim, AsyncEffects as AsyncEffects
+    from fastness.handles.encryption import AsyncEncryption as AsyncEncryption
+    from fastness.handles.entities import (
+        AsyncEntities as AsyncEntities,
+        AsyncTieredTransaction as AsyncTieredTransaction,
+        Entity as Entity,
+        EntityChange as EntityChange,
+    )
+    from fastness.handles.hosting import AsyncHosting as AsyncHosting
+    from fastness.handles.ingress import (
+        AsyncIngress as AsyncIngress,
+        AsyncPushListener as AsyncPushListener,
+        AsyncPushWatch as AsyncPushWatch,
+    )
+    from fastness.handles.leases import AsyncLease as AsyncLease, AsyncLeaseKey as AsyncLeaseKey
+    from fastness.handles.locks import AsyncLocks as AsyncLocks
+    from fastness.handles.mailboxes import AsyncMailbox as AsyncMailbox
+    from fastness.handles.messages import AsyncMessage as AsyncMessage
+    from fastness.handles.opening import Opening as Opening
+    from fastness.handles.pairs import AsyncPairs as AsyncPairs
+    from fastness.handles.plane import AsyncPlane as AsyncPlane
+    from fastness.handles.queues import AsyncQueue as AsyncQueue
+    from fastness.handles.quotas import AsyncQuotas as AsyncQuotas
+    from fastness.handles.receipts import AsyncPutReceipt as AsyncPutReceipt
+    from fastness.handles.runs import AsyncRun as AsyncRun, AsyncWorkflows as AsyncWorkflows
+    from fastness.handles.states import AsyncState as AsyncState, Document as Document
+    from fastness.handles.sync.activity import Activity as Activity
+    from fastness.handles.sync.agents import Agents as Agents
+    from fastness.handles.sync.atomic import Atomic as Atomic
+    from fastness.handles.sync.audit import Audit as Audit
+    from fastness.handles.sync.backups import Backups as Backups
+    from fastness.handles.sync.blobs import Blobs as Blobs
+    from fastness.handles.sync.collections import Collection as Collection
+    from fastness.handles.sync.effects import EffectClaim as EffectClaim, Effects as Effects
+    from fastness.handles.sync.encryption import Encryption as Encryption
+    from fastness.handles.sync.entities import Entities as Entities, TieredTransaction as TieredTransaction
+    from fastness.handles.sync.hosting import Hosting as Hosting
+    from fastness.handles.sync.ingress import Ingress as Ingress, PushListener as PushListener, PushWatch as PushWatch
+    from fastness.handles.sync.leases import Lease as Lease, LeaseKey as LeaseKey
+    from fastness.handles.sync.locks import Locks as Locks
+    from fastness.handles.sync.mailboxes import Mailbox as Mailbox
+    from fastness.handles.sync.messages import Message as Message
+    from fastness.handles.sync.pairs import Pairs as Pairs
+    from fastness.handles.sync.plane import Plane as Plane
+    from fastness.handles.sync.queues import Queue as Queue
+    from fastness.handles.sync.quotas import Quotas as Quotas
+    from fastness.handles.sync.receipts import PutReceipt as PutReceipt
+    from fastness.handles.sync.runs import Run as Run, Workflows as Workflows
+    from fastness.handles.sync.states import State as State
+    from fastness.handles.sync.timers import Timers as Timers
+    from fastness.handles.sync.tokens import Tokens as Tokens
+    from fastness.handles.sync.within import Within as Within
+    from fastness.handles.sync.worlds import Inbox as Inbox, Snapshots as Snapshots, World as World
+    from fastness.handles.task_control import Reject as Reject, RetryLater as RetryLater, TaskDeferred as TaskDeferred
+    from fastness.handles.timers import AsyncTimers as AsyncTimers
+    from fastness.handles.tokens import AsyncTokens as AsyncTokens
+    from fastness.handles.within import AsyncWithin as AsyncWithin
+    from fastness.handles.workers import (
+        AsyncWorker as AsyncWorker,
+        RestartPolicy as RestartPolicy,
+        Worker as Worker,
+        WorkerOutcome as WorkerOutcome,
+        WorkerStats as WorkerStats,
+    )
+    from fastness.handles.worlds import (
+        AsyncInbox as AsyncInbox,
+        AsyncSnapshots as AsyncSnapshots,
+        AsyncWorld as AsyncWorld,
+        Reducer as Reducer,
+    )
+    from fastness.hosts.adapters import EffectCall as EffectCall
+    from fastness.hosts.apps import HostApp as HostApp
+    from fastness.hosts.default_app import adapter as adapter, program as program, workflow as workflow
+    from fastness.hosts.host import AsyncHost as AsyncHost, HostStats as HostStats
+    from fastness.hosts.programs import Event as Event, Program as Program, TurnContext as TurnContext
+    from fastness.hosts.step_context import StepContext as StepContext, current_step as current_step
+    from fastness.hosts.threads import Host as Host
+    from fastness.hosts.workflows.retry import Retry as Retry
+    from fastness.hosts.workflows.run import WorkflowRun as WorkflowRun
+    from fastness.hosts.workflows.workflow import Workflow as Workflow
+    from fastness.kv import Subspace as Subspace, Transaction as Transaction
+    from fastness.opening import (
+        connect as connect,
+        connect_async as connect_async,
+        open as open,  # noqa: A004 (the name that users know)
+        open_async as open_async,
+    )
+    from fastness.plane import fenced as fenced
+    from fastness.tasks.app import Task as Task, TaskApp as TaskApp
+    from fastness.tasks.chains import Chain as Chain, Group as Group, Signature as Signature, group as group
+    from fastness.tasks.default_app import task as task
+    from fastness.tasks.jobs import Job as Job, current_job as current_job
+    from fastness.tasks.workers import TaskWorker as TaskWorker
+    from fastness.tiers import Tier as Tier, TierPolicy as TierPolicy
+    from fastness.wire.agents import Agent as Agent
+    from fastness.wire.audit import AuditEntry as AuditEntry, AuditPage as AuditPage
     from fastness.wire.collections import (
-        ChangedRow,
-        ChangedRows,
-        DeleteRow,
-        DeleteRows,
-        KnownRow,
-        PartitionPage,
-        PutRow,
-        Row,
-        RowChange,
-        RowKey,
-        RowPage,
+        ChangedRow as ChangedRow,
+        ChangedRows as ChangedRows,
+        DeleteRow as DeleteRow,
+        DeleteRows as DeleteRows,
+        KnownRow as KnownRow,
+        PartitionPage as PartitionPage,
+        PutRow as PutRow,
+        Row as Row,
+        RowChange as RowChange,
+        RowKey as RowKey,
+        RowPage as RowPage,
     )
-    from fastness.wire.effects import Attempted, EffectInfo, EffectPage
-    from fastness.wire.encryption import EncryptionStatus, Rewritten, UniverseEncryption
-    from fastness.wire.entities import EntityKind, Written
-    from fastness.wire.hosting import AsideItem, ClaimedWorld, HostingInfo, RenewedWorld, SendPolicy, TurnCommitted
+    from fastness.wire.effects import Attempted as Attempted, EffectInfo as EffectInfo, EffectPage as EffectPage
+    from fastness.wire.encryption import (
+        EncryptionStatus as EncryptionStatus,
+        Rewritten as Rewritten,
+        UniverseEncryption as UniverseEncryption,
+    )
+    from fastness.wire.entities import EntityKind as EntityKind, Written as Written
+    from fastness.wire.hosting import (
+        AsideItem as AsideItem,
+        ClaimedWorld as ClaimedWorld,
+        HostingInfo as HostingInfo,
+        RenewedWorld as RenewedWorld,
+        SendPolicy as SendPolicy,
+        TurnCommitted as TurnCommitted,
+    )
     from fastness.wire.inboxes import (
-        Control,
-        DomainEvent,
-        Effect,
-        EffectReceipt,
-        InboundMessage,
-        InboxItem,
-        Timer,
-        TimerFired,
+        Control as Control,
+        DomainEvent as DomainEvent,
+        Effect as Effect,
+        EffectReceipt as EffectReceipt,
+        InboundMessage as InboundMessage,
+        InboxItem as InboxItem,
+        Timer as Timer,
+        TimerFired as TimerFired,
     )
-    from fastness.wire.ingress import DataPush, IngressStats, NewDataPush, Pushed
-    from fastness.wire.locks import LockSessionInfo
-    from fastness.wire.mail import Envelope, MailboxSize, MailCount, MailPolicy, MailReceipt, NewMail, SentMail
-    from fastness.wire.nodes import NodeLoad, Nodes, NodeStatus
-    from fastness.wire.planes import PlaneParent, PlaneStatus
+    from fastness.wire.ingress import (
+        DataPush as DataPush,
+        IngressStats as IngressStats,
+        NewDataPush as NewDataPush,
+        Pushed as Pushed,
+    )
+    from fastness.wire.locks import LockSessionInfo as LockSessionInfo
+    from fastness.wire.mail import (
+        Envelope as Envelope,
+        MailCount as MailCount,
+        MailPolicy as MailPolicy,
+        MailReceipt as MailReceipt,
+        MailboxSize as MailboxSize,
+        NewMail as NewMail,
+        SentMail as SentMail,
+    )
+    from fastness.wire.nodes import NodeLoad as NodeLoad, NodeStatus as NodeStatus, Nodes as Nodes
+    from fastness.wire.planes import PlaneParent as PlaneParent, PlaneStatus as PlaneStatus
     from fastness.wire.queues import (
-        Delivery,
-        Failure,
-        FoundMessage,
-        FoundMessages,
-        KeyInfo,
-        LeasedMessage,
-        MessageEvent,
-        MessageEvents,
-        MessageInfo,
-        MessageState,
-        NewMessage,
-        Outcome,
-        QueuePolicy,
-        QueueStats,
-        Receipt,
-        Schedule,
+        Delivery as Delivery,
+        Failure as Failure,
+        FoundMessage as FoundMessage,
+        FoundMessages as FoundMessages,
+        KeyInfo as KeyInfo,
+        LeasedMessage as LeasedMessage,
+        MessageEvent as MessageEvent,
+        MessageEvents as MessageEvents,
+        MessageInfo as MessageInfo,
+        MessageState as MessageState,
+        NewMessage as NewMessage,
+        Outcome as Outcome,
+        QueuePolicy as QueuePolicy,
+        QueueStats as QueueStats,
+        Receipt as Receipt,
+        Schedule as Schedule,
     )
-    from fastness.wire.quotas import Quota, Usage
-    from fastness.wire.restores import Entry, Restored, Verdict
-    from fastness.wire.run_timeline import TimelineEvent
-    from fastness.wire.runs import RunInfo, Runs
-    from fastness.wire.space import Collected, LastCollection, SpaceReport, SpaceUse, StandbyStatus, StorageStatus
-    from fastness.wire.states import UpdatedState
-    from fastness.wire.timers import TimerInfo, TimerPage
-    from fastness.wire.tokens import NewToken, TokenInfo
-    from fastness.wire.transport import AsyncHeldLock, HeldLock, LockStats
-    from fastness.wire.worlds import Record, Segment, Snapshot
+    from fastness.wire.quotas import Quota as Quota, Usage as Usage
+    from fastness.wire.restores import Entry as Entry, Restored as Restored, Verdict as Verdict
+    from fastness.wire.run_timeline import TimelineEvent as TimelineEvent
+    from fastness.wire.runs import RunInfo as RunInfo, Runs as Runs
+    from fastness.wire.space import (
+        Collected as Collected,
+        LastCollection as LastCollection,
+        SpaceReport as SpaceReport,
+        SpaceUse as SpaceUse,
+        StandbyStatus as StandbyStatus,
+        StorageStatus as StorageStatus,
+    )
+    from fastness.wire.states import UpdatedState as UpdatedState
+    from fastness.wire.timers import TimerInfo as TimerInfo, TimerPage as TimerPage
+    from fastness.wire.tokens import NewToken as NewToken, TokenInfo as TokenInfo
+    from fastness.wire.transport import AsyncHeldLock as AsyncHeldLock, HeldLock as HeldLock, LockStats as LockStats
+    from fastness.wire.worlds import Record as Record, Segment as Segment, Snapshot as Snapshot
 
-__all__ = [
-    "Activity",
-    "Agent",
-    "AgentKey",
-    "Agents",
-    "AsideItem",
-    "AsyncActivity",
-    "AsyncAgents",
-    "AsyncAtomic",
-    "AsyncAudit",
-    "AsyncBackups",
-    "AsyncBlobs",
-    "AsyncEffectClaim",
-    "AsyncEffects",
-    "AsyncEncryption",
-    "AsyncEntities",
-    "AsyncHeldLock",
-    "AsyncHost",
-    "AsyncHosting",
-    "AsyncInbox",
-    "AsyncIngress",
-    "AsyncLease",
-    "AsyncLeaseKey",
-    "AsyncLocks",
-    "AsyncMailbox",
-    "AsyncMessage",
-    "AsyncPairs",
-    "AsyncPlane",
-    "AsyncPushListener",
-    "AsyncPushWatch",
-    "AsyncPutReceipt",
-    "AsyncQueue",
-    "AsyncQuotas",
-    "AsyncRun",
-    "AsyncSnapshots",
-    "AsyncState",
-    "AsyncTieredTransaction",
-    "AsyncTimers",
-    "AsyncTokens",
-    "AsyncWithin",
-    "AsyncWorker",
-    "AsyncWorkflows",
-    "AsyncWorld",
-    "Atomic",
-    "Audit",
-    "AuditEntry",
-    "AuditPage",
-    "Attempted",
-    "Backups",
-    "Blobs",
-    "Chain",
-    "ClaimedWorld",
-    "Clock",
-    "Collected",
-    "CommandKeys",
-    "Control",
-    "DataPush",
-    "Delivery",
-    "Document",
-    "DomainEvent",
-    "Effect",
-    "EffectCall",
-    "EffectClaim",
-    "EffectInfo",
-    "EffectPage",
-    "EffectReceipt",
-    "Effects",
-    "Encryption",
-    "EncryptionStatus",
-    "Entities",
-    "Entity",
-    "EntityChange",
-    "EntityKind",
-    "Entry",
-    "Envelope",
-    "Event",
-    "Failure",
-    "FileKeys",
-    "Group",
-    "HeldLock",
-    "FastnessError",
-    "Host",
-    "HostApp",
-    "HostStats",
-    "Hosting",
-    "HostingInfo",
-    "InboundMessage",
-    "Inbox",
-    "InboxItem",
-    "Ingress",
-    "IngressStats",
-    "Job",
-    "KeyInfo",
-    "KeyProvider",
-    "LastCollection",
-    "Lease",
-    "LeaseKey",
-    "FoundMessage",
-    "FoundMessages",
-    "LeasedMessage",
-    "LockSessionInfo",
-    "LockStats",
-    "Locks",
-    "MailCount",
-    "MailPolicy",
-    "MailReceipt",
-    "Mailbox",
-    "MailboxSize",
-    "Message",
-    "MessageEvent",
-    "MessageEvents",
-    "MessageInfo",
-    "NewDataPush",
-    "NewMail",
-    "NewMessage",
-    "NewToken",
-    "NodeLoad",
-    "NodeStatus",
-    "Nodes",
-    "Opening",
-    "Pairs",
-    "Plane",
-    "PlaneParent",
-    "PlaneStatus",
-    "Program",
-    "PushListener",
-    "PushWatch",
-    "Pushed",
-    "PutReceipt",
-    "Queue",
-    "MessageState",
-    "Outcome",
-    "QueuePolicy",
-    "QueueStats",
-    "Quota",
-    "Quotas",
-    "Receipt",
-    "Record",
-    "Reducer",
-    "Reject",
-    "RenewedWorld",
-    "RestartPolicy",
-    "Restored",
-    "Retry",
-    "RetryAdvice",
-    "RetryLater",
-    "Rewritten",
-    "Run",
-    "RunInfo",
-    "Runs",
-    "Schedule",
-    "SealBinding",
-    "Segment",
-    "SendPolicy",
-    "SentMail",
-    "Signature",
-    "Snapshot",
-    "Snapshots",
-    "SpaceReport",
-    "SpaceUse",
-    "State",
-    "StandbyStatus",
-    "StepContext",
-    "StorageStatus",
-    "Subspace",
-    "Task",
-    "TaskApp",
-    "TaskDeferred",
-    "TaskWorker",
-    "Tier",
-    "TierPolicy",
-    "TieredTransaction",
-    "TimelineEvent",
-    "Timer",
-    "TimerFired",
-    "TimerInfo",
-    "TimerPage",
-    "Timers",
-    "TokenInfo",
-    "Tokens",
-    "Transaction",
-    "TurnCommitted",
-    "TurnContext",
-    "UniverseEncryption",
-    "Unsealed",
-    "UpdatedState",
-    "Usage",
-    "Verdict",
-    "Within",
-    "Worker",
-    "WorkerOutcome",
-    "WorkerStats",
-    "Workflows",
-    "Workflow",
-    "WorkflowRun",
-    "World",
-    "Written",
-    "adapter",
-    "connect",
-    "connect_async",
-    "current_job",
-    "current_step",
-    "fenced",
-    "group",
-    "open",
-    "open_async",
-    "program",
-    "task",
-    "workflow",
-    "AsyncCollection",
-    "Collection",
-    "ChangedRow",
-    "ChangedRows",
-    "DeleteRow",
-    "DeleteRows",
-    "KnownRow",
-    "PartitionPage",
-    "PutRow",
-    "Row",
-    "RowChange",
-    "RowKey",
-    "RowPage",
-]
-
-_MODULES: Final = {
-    "Activity": "fastness.handles.sync.activity",
-    "Agent": "fastness.wire.agents",
-    "AgentKey": "fastness.encryption",
-    "Agents": "fastness.handles.sync.agents",
-    "AsideItem": "fastness.wire.hosting",
-    "AsyncActivity": "fastness.handles.activity",
-    "AsyncAgents": "fastness.handles.agents",
-    "AsyncAtomic": "fastness.handles.atomic",
-    "AsyncAudit": "fastness.handles.audit",
-    "AsyncBackups": "fastness.handles.backups",
-    "AsyncBlobs": "fastness.handles.blobs",
-    "AsyncCollection": "fastness.handles.collections",
-    "AsyncEffectClaim": "fastness.handles.effects",
-    "AsyncEffects": "fastness.handles.effects",
-    "AsyncEncryption": "fastness.handles.encryption",
-    "AsyncEntities": "fastness.handles.entities",
-    "AsyncHeldLock": "fastness.wire.transport",
-    "AsyncHost": "fastness.hosts.host",
-    "AsyncHosting": "fastness.handles.hosting",
-    "AsyncInbox": "fastness.handles.worlds",
-    "AsyncIngress": "fastness.handles.ingress",
-    "AsyncLease": "fastness.handles.leases",
-    "AsyncLeaseKey": "fastness.handles.leases",
-    "AsyncLocks": "fastness.handles.locks",
-    "AsyncMailbox": "fastness.handles.mailboxes",
-    "AsyncMessage": "fastness.handles.messages",
-    "AsyncPairs": "fastness.handles.pairs",
-    "AsyncPlane": "fastness.handles.plane",
-    "AsyncPushListener": "fastness.handles.ingress",
-    "AsyncPushWatch": "fastness.handles.ingress",
-    "AsyncPutReceipt": "fastness.handles.receipts",
-    "AsyncQueue": "fastness.handles.queues",
-    "AsyncQuotas": "fastness.handles.quotas",
-    "AsyncRun": "fastness.handles.runs",
-    "AsyncSnapshots": "fastness.handles.worlds",
-    "AsyncState": "fastness.handles.states",
-    "AsyncTieredTransaction": "fastness.handles.entities",
-    "AsyncTimers": "fastness.handles.timers",
-    "AsyncTokens": "fastness.handles.tokens",
-    "AsyncWithin": "fastness.handles.within",
-    "AsyncWorker": "fastness.handles.workers",
-    "AsyncWorkflows": "fastness.handles.runs",
-    "AsyncWorld": "fastness.handles.worlds",
-    "Atomic": "fastness.handles.sync.atomic",
-    "Audit": "fastness.handles.sync.audit",
-    "AuditEntry": "fastness.wire.audit",
-    "AuditPage": "fastness.wire.audit",
-    "Attempted": "fastness.wire.effects",
-    "Backups": "fastness.handles.sync.backups",
-    "Blobs": "fastness.handles.sync.blobs",
-    "ChangedRow": "fastness.wire.collections",
-    "ChangedRows": "fastness.wire.collections",
-    "Chain": "fastness.tasks.chains",
-    "ClaimedWorld": "fastness.wire.hosting",
-    "Clock": "fastness.clock",
-    "Collected": "fastness.wire.space",
-    "Collection": "fastness.handles.sync.collections",
-    "CommandKeys": "fastness.encryption_keys",
-    "Control": "fastness.wire.inboxes",
-    "DataPush": "fastness.wire.ingress",
-    "DeleteRow": "fastness.wire.collections",
-    "DeleteRows": "fastness.wire.collections",
-    "Delivery": "fastness.wire.queues",
-    "Document": "fastness.handles.states",
-    "DomainEvent": "fastness.wire.inboxes",
-    "Effect": "fastness.wire.inboxes",
-    "EffectCall": "fastness.hosts.adapters",
-    "EffectClaim": "fastness.handles.sync.effects",
-    "EffectInfo": "fastness.wire.effects",
-    "EffectPage": "fastness.wire.effects",
-    "EffectReceipt": "fastness.wire.inboxes",
-    "Effects": "fastness.handles.sync.effects",
-    "Encryption": "fastness.handles.sync.encryption",
-    "EncryptionStatus": "fastness.wire.encryption",
-    "Entities": "fastness.handles.sync.entities",
-    "Entity": "fastness.handles.entities",
-    "EntityChange": "fastness.handles.entities",
-    "EntityKind": "fastness.wire.entities",
-    "Entry": "fastness.wire.restores",
-    "Envelope": "fastness.wire.mail",
-    "Event": "fastness.hosts.programs",
-    "Failure": "fastness.wire.queues",
-    "FileKeys": "fastness.encryption_keys",
-    "Group": "fastness.tasks.chains",
-    "HeldLock": "fastness.wire.transport",
-    "FastnessError": "fastness.errors",
-    "Host": "fastness.hosts.threads",
-    "HostApp": "fastness.hosts.apps",
-    "HostStats": "fastness.hosts.host",
-    "Hosting": "fastness.handles.sync.hosting",
-    "HostingInfo": "fastness.wire.hosting",
-    "InboundMessage": "fastness.wire.inboxes",
-    "Inbox": "fastness.handles.sync.worlds",
-    "InboxItem": "fastness.wire.inboxes",
-    "Ingress": "fastness.handles.sync.ingress",
-    "IngressStats": "fastness.wire.ingress",
-    "Job": "fastness.tasks.jobs",
-    "KeyInfo": "fastness.wire.queues",
-    "KnownRow": "fastness.wire.collections",
-    "KeyProvider": "fastness.encryption_keys",
-    "LastCollection": "fastness.wire.space",
-    "Lease": "fastness.handles.sync.leases",
-    "LeaseKey": "fastness.handles.sync.leases",
-    "FoundMessage": "fastness.wire.queues",
-    "FoundMessages": "fastness.wire.queues",
-    "LeasedMessage": "fastness.wire.queues",
-    "LockSessionInfo": "fastness.wire.locks",
-    "LockStats": "fastness.wire.transport",
-    "Locks": "fastness.handles.sync.locks",
-    "MailCount": "fastness.wire.mail",
-    "MailPolicy": "fastness.wire.mail",
-    "MailReceipt": "fastness.wire.mail",
-    "Mailbox": "fastness.handles.sync.mailboxes",
-    "MailboxSize": "fastness.wire.mail",
-    "Message": "fastness.handles.sync.messages",
-    "MessageEvent": "fastness.wire.queues",
-    "MessageEvents": "fastness.wire.queues",
-    "MessageInfo": "fastness.wire.queues",
-    "NewDataPush": "fastness.wire.ingress",
-    "NewMail": "fastness.wire.mail",
-    "NewMessage": "fastness.wire.queues",
-    "NewToken": "fastness.wire.tokens",
-    "NodeLoad": "fastness.wire.nodes",
-    "NodeStatus": "fastness.wire.nodes",
-    "Nodes": "fastness.wire.nodes",
-    "Opening": "fastness.handles.opening",
-    "Pairs": "fastness.handles.sync.pairs",
-    "PartitionPage": "fastness.wire.collections",
-    "Plane": "fastness.handles.sync.plane",
-    "PlaneParent": "fastness.wire.planes",
-    "PlaneStatus": "fastness.wire.planes",
-    "Program": "fastness.hosts.programs",
-    "PushListener": "fastness.handles.sync.ingress",
-    "PushWatch": "fastness.handles.sync.ingress",
-    "Pushed": "fastness.wire.ingress",
-    "PutReceipt": "fastness.handles.sync.receipts",
-    "PutRow": "fastness.wire.collections",
-    "Queue": "fastness.handles.sync.queues",
-    "MessageState": "fastness.wire.queues",
-    "Outcome": "fastness.wire.queues",
-    "QueuePolicy": "fastness.wire.queues",
-    "QueueStats": "fastness.wire.queues",
-    "Quota": "fastness.wire.quotas",
-    "Quotas": "fastness.handles.sync.quotas",
-    "Receipt": "fastness.wire.queues",
-    "Record": "fastness.wire.worlds",
-    "Reducer": "fastness.handles.worlds",
-    "Reject": "fastness.handles.task_control",
-    "RenewedWorld": "fastness.wire.hosting",
-    "RestartPolicy": "fastness.handles.workers",
-    "Restored": "fastness.wire.restores",
-    "Retry": "fastness.hosts.workflows.retry",
-    "RetryAdvice": "fastness.errors",
-    "RetryLater": "fastness.handles.task_control",
-    "Rewritten": "fastness.wire.encryption",
-    "Row": "fastness.wire.collections",
-    "RowChange": "fastness.wire.collections",
-    "RowKey": "fastness.wire.collections",
-    "RowPage": "fastness.wire.collections",
-    "Run": "fastness.handles.sync.runs",
-    "RunInfo": "fastness.wire.runs",
-    "Runs": "fastness.wire.runs",
-    "Schedule": "fastness.wire.queues",
-    "SealBinding": "fastness.encryption",
-    "Segment": "fastness.wire.worlds",
-    "SendPolicy": "fastness.wire.hosting",
-    "SentMail": "fastness.wire.mail",
-    "Signature": "fastness.tasks.chains",
-    "Snapshot": "fastness.wire.worlds",
-    "Snapshots": "fastness.handles.sync.worlds",
-    "SpaceReport": "fastness.wire.space",
-    "SpaceUse": "fastness.wire.space",
-    "StandbyStatus": "fastness.wire.space",
-    "State": "fastness.handles.sync.states",
-    "StepContext": "fastness.hosts.step_context",
-    "StorageStatus": "fastness.wire.space",
-    "Subspace": "fastness.kv",
-    "Task": "fastness.tasks.app",
-    "TaskApp": "fastness.tasks.app",
-    "TaskDeferred": "fastness.handles.task_control",
-    "TaskWorker": "fastness.tasks.workers",
-    "Tier": "fastness.tiers",
-    "TierPolicy": "fastness.tiers",
-    "TieredTransaction": "fastness.handles.sync.entities",
-    "TimelineEvent": "fastness.wire.run_timeline",
-    "Timer": "fastness.wire.inboxes",
-    "TimerFired": "fastness.wire.inboxes",
-    "TimerInfo": "fastness.wire.timers",
-    "TimerPage": "fastness.wire.timers",
-    "Timers": "fastness.handles.sync.timers",
-    "TokenInfo": "fastness.wire.tokens",
-    "Tokens": "fastness.handles.sync.tokens",
-    "Transaction": "fastness.kv",
-    "TurnCommitted": "fastness.wire.hosting",
-    "TurnContext": "fastness.hosts.programs",
-    "UniverseEncryption": "fastness.wire.encryption",
-    "Unsealed": "fastness.encryption",
-    "UpdatedState": "fastness.wire.states",
-    "Usage": "fastness.wire.quotas",
-    "Verdict": "fastness.wire.restores",
-    "Within": "fastness.handles.sync.within",
-    "Worker": "fastness.handles.workers",
-    "WorkerOutcome": "fastness.handles.workers",
-    "WorkerStats": "fastness.handles.workers",
-    "Workflow": "fastness.hosts.workflows.workflow",
-    "WorkflowRun": "fastness.hosts.workflows.run",
-    "Workflows": "fastness.handles.sync.runs",
-    "World": "fastness.handles.sync.worlds",
-    "Written": "fastness.wire.entities",
-    "adapter": "fastness.hosts.default_app",
-    "connect": "fastness.opening",
-    "connect_async": "fastness.opening",
-    "current_job": "fastness.tasks.jobs",
-    "current_step": "fastness.hosts.step_context",
-    "fenced": "fastness.plane",
-    "group": "fastness.tasks.chains",
-    "open": "fastness.opening",
-    "open_async": "fastness.opening",
-    "program": "fastness.hosts.default_app",
-    "task": "fastness.tasks.default_app",
-    "workflow": "fastness.hosts.default_app",
+# The names of each module: what `import *` and `dir` list, and what is imported when it is first used.
+_EXPORTS: Final = {
+    "clock": "Clock",
+    "encryption": "AgentKey SealBinding Unsealed",
+    "encryption_keys": "CommandKeys FileKeys KeyProvider",
+    "errors": "FastnessError RetryAdvice",
+    "handles.activity": "AsyncActivity",
+    "handles.agents": "AsyncAgents",
+    "handles.atomic": "AsyncAtomic",
+    "handles.audit": "AsyncAudit",
+    "handles.backups": "AsyncBackups",
+    "handles.blobs": "AsyncBlobs",
+    "handles.collections": "AsyncCollection",
+    "handles.effects": "AsyncEffectClaim AsyncEffects",
+    "handles.encryption": "AsyncEncryption",
+    "handles.entities": "AsyncEntities AsyncTieredTransaction Entity EntityChange",
+    "handles.hosting": "AsyncHosting",
+    "handles.ingress": "AsyncIngress AsyncPushListener AsyncPushWatch",
+    "handles.leases": "AsyncLease AsyncLeaseKey",
+    "handles.locks": "AsyncLocks",
+    "handles.mailboxes": "AsyncMailbox",
+    "handles.messages": "AsyncMessage",
+    "handles.opening": "Opening",
+    "handles.pairs": "AsyncPairs",
+    "handles.plane": "AsyncPlane",
+    "handles.queues": "AsyncQueue",
+    "handles.quotas": "AsyncQuotas",
+    "handles.receipts": "AsyncPutReceipt",
+    "handles.runs": "AsyncRun AsyncWorkflows",
+    "handles.states": "AsyncState Document",
+    "handles.sync.activity": "Activity",
+    "handles.sync.agents": "Agents",
+    "handles.sync.atomic": "Atomic",
+    "handles.sync.audit": "Audit",
+    "handles.sync.backups": "Backups",
+    "handles.sync.blobs": "Blobs",
+    "handles.sync.collections": "Collection",
+    "handles.sync.effects": "EffectClaim Effects",
+    "handles.sync.encryption": "Encryption",
+    "handles.sync.entities": "Entities TieredTransaction",
+    "handles.sync.hosting": "Hosting",
+    "handles.sync.ingress": "Ingress PushListener PushWatch",
+    "handles.sync.leases": "Lease LeaseKey",
+    "handles.sync.locks": "Locks",
+    "handles.sync.mailboxes": "Mailbox",
+    "handles.sync.messages": "Message",
+    "handles.sync.pairs": "Pairs",
+    "handles.sync.plane": "Plane",
+    "handles.sync.queues": "Queue",
+    "handles.sync.quotas": "Quotas",
+    "handles.sync.receipts": "PutReceipt",
+    "handles.sync.runs": "Run Workflows",
+    "handles.sync.states": "State",
+    "handles.sync.timers": "Timers",
+    "handles.sync.tokens": "Tokens",
+    "handles.sync.within": "Within",
+    "handles.sync.worlds": "Inbox Snapshots World",
+    "handles.task_control": "Reject RetryLater TaskDeferred",
+    "handles.timers": "AsyncTimers",
+    "handles.tokens": "AsyncTokens",
+    "handles.within": "AsyncWithin",
+    "handles.workers": "AsyncWorker RestartPolicy Worker WorkerOutcome WorkerStats",
+    "handles.worlds": "AsyncInbox AsyncSnapshots AsyncWorld Reducer",
+    "hosts.adapters": "EffectCall",
+    "hosts.apps": "HostApp",
+    "hosts.default_app": "adapter program workflow",
+    "hosts.host": "AsyncHost HostStats",
+    "hosts.programs": "Event Program TurnContext",
+    "hosts.step_context": "StepContext current_step",
+    "hosts.threads": "Host",
+    "hosts.workflows.retry": "Retry",
+    "hosts.workflows.run": "WorkflowRun",
+    "hosts.workflows.workflow": "Workflow",
+    "kv": "Subspace Transaction",
+    "opening": "connect connect_async open open_async",
+    "plane": "fenced",
+    "tasks.app": "Task TaskApp",
+    "tasks.chains": "Chain Group Signature group",
+    "tasks.default_app": "task",
+    "tasks.jobs": "Job current_job",
+    "tasks.workers": "TaskWorker",
+    "tiers": "Tier TierPolicy",
+    "wire.agents": "Agent",
+    "wire.audit": "AuditEntry AuditPage",
+    "wire.collections": "ChangedRow ChangedRows DeleteRow DeleteRows KnownRow PartitionPage PutRow Row RowChange "
+    "RowKey RowPage",
+    "wire.effects": "Attempted EffectInfo EffectPage",
+    "wire.encryption": "EncryptionStatus Rewritten UniverseEncryption",
+    "wire.entities": "EntityKind Written",
+    "wire.hosting": "AsideItem ClaimedWorld HostingInfo RenewedWorld SendPolicy TurnCommitted",
+    "wire.inboxes": "Control DomainEvent Effect EffectReceipt InboundMessage InboxItem Timer TimerFired",
+    "wire.ingress": "DataPush IngressStats NewDataPush Pushed",
+    "wire.locks": "LockSessionInfo",
+    "wire.mail": "Envelope MailCount MailPolicy MailReceipt MailboxSize NewMail SentMail",
+    "wire.nodes": "NodeLoad NodeStatus Nodes",
+    "wire.planes": "PlaneParent PlaneStatus",
+    "wire.queues": "Delivery Failure FoundMessage FoundMessages KeyInfo LeasedMessage MessageEvent MessageEvents "
+    "MessageInfo MessageState NewMessage Outcome QueuePolicy QueueStats Receipt Schedule",
+    "wire.quotas": "Quota Usage",
+    "wire.restores": "Entry Restored Verdict",
+    "wire.run_timeline": "TimelineEvent",
+    "wire.runs": "RunInfo Runs",
+    "wire.space": "Collected LastCollection SpaceReport SpaceUse StandbyStatus StorageStatus",
+    "wire.states": "UpdatedState",
+    "wire.timers": "TimerInfo TimerPage",
+    "wire.tokens": "NewToken TokenInfo",
+    "wire.transport": "AsyncHeldLock HeldLock LockStats",
+    "wire.worlds": "Record Segment Snapshot",
 }
+_MODULES: Final = {name: f"fastness.{module}" for module, names in _EXPORTS.items() for name in names.split()}
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> object:

@@ -16,26 +16,15 @@ if TYPE_CHECKING:
     from fastness.testing.hosts.crashes import CrashFailure, CrashReport, crash_everywhere
     from fastness.testing.hosts.host_test import AsyncHostTest, HostTest, StuckRun
 
-__all__ = [
-    "AsyncHostTest",
-    "CrashFailure",
-    "CrashReport",
-    "HostTest",
-    "ManualClock",
-    "StuckRun",
-    "crash_everywhere",
-]
+__all__ = ["AsyncHostTest", "CrashFailure", "CrashReport", "HostTest", "ManualClock", "StuckRun", "crash_everywhere"]
 
 # Imported when they are first used: the submodules of this package need much less than the hosts.
-_MODULES: Final = {
-    "AsyncHostTest": "fastness.testing.hosts.host_test",
-    "CrashFailure": "fastness.testing.hosts.crashes",
-    "CrashReport": "fastness.testing.hosts.crashes",
-    "HostTest": "fastness.testing.hosts.host_test",
-    "ManualClock": "fastness.testing.clock",
-    "StuckRun": "fastness.testing.hosts.host_test",
-    "crash_everywhere": "fastness.testing.hosts.crashes",
+_EXPORTS: Final = {
+    "clock": "ManualClock",
+    "hosts.crashes": "CrashFailure CrashReport crash_everywhere",
+    "hosts.host_test": "AsyncHostTest HostTest StuckRun",
 }
+_MODULES: Final = {name: f"{__name__}.{module}" for module, names in _EXPORTS.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> object:
