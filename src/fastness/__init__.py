@@ -99,8 +99,7 @@ if TYPE_CHECKING:  # `X as X` exports a name for type checkers, and `_EXPORTS` w
         Reducer as Reducer,
     )
     from fastness.hosts.adapters import EffectCall as EffectCall
-    from fastness.hosts.apps import HostApp as HostApp
-    from fastness.hosts.default_app import adapter as adapter, program as program, workflow as workflow
+    from fastness.hosts.apps import HostApp as HostApp, adapter as adapter, program as program, workflow as workflow
     from fastness.hosts.host import AsyncHost as AsyncHost, HostStats as HostStats
     from fastness.hosts.programs import Event as Event, Program as Program, TurnContext as TurnContext
     from fastness.hosts.step_context import StepContext as StepContext, current_step as current_step
@@ -116,9 +115,8 @@ if TYPE_CHECKING:  # `X as X` exports a name for type checkers, and `_EXPORTS` w
         open_async as open_async,
     )
     from fastness.plane import fenced as fenced
-    from fastness.tasks.app import Task as Task, TaskApp as TaskApp
+    from fastness.tasks.app import Task as Task, TaskApp as TaskApp, task as task
     from fastness.tasks.chains import Chain as Chain, Group as Group, Signature as Signature, group as group
-    from fastness.tasks.default_app import task as task
     from fastness.tasks.jobs import Job as Job, current_job as current_job
     from fastness.tasks.workers import TaskWorker as TaskWorker
     from fastness.tiers import Tier as Tier, TierPolicy as TierPolicy
@@ -280,8 +278,7 @@ _EXPORTS: Final = {
     "handles.workers": "AsyncWorker RestartPolicy Worker WorkerOutcome WorkerStats",
     "handles.worlds": "AsyncInbox AsyncSnapshots AsyncWorld Reducer",
     "hosts.adapters": "EffectCall",
-    "hosts.apps": "HostApp",
-    "hosts.default_app": "adapter program workflow",
+    "hosts.apps": "HostApp adapter program workflow",
     "hosts.host": "AsyncHost HostStats",
     "hosts.programs": "Event Program TurnContext",
     "hosts.step_context": "StepContext current_step",
@@ -292,9 +289,8 @@ _EXPORTS: Final = {
     "kv": "Subspace Transaction",
     "opening": "connect connect_async open open_async",
     "plane": "fenced",
-    "tasks.app": "Task TaskApp",
+    "tasks.app": "Task TaskApp task",
     "tasks.chains": "Chain Group Signature group",
-    "tasks.default_app": "task",
     "tasks.jobs": "Job current_job",
     "tasks.workers": "TaskWorker",
     "tiers": "Tier TierPolicy",

@@ -41,7 +41,7 @@ def test_a_public_name_has_a_docstring() -> None:
     for name in EXPORTED:
         with failures.of(name):
             exported = getattr(fastness, name)
-            is_alias = not inspect.isclass(exported) and not inspect.isfunction(exported)  # The page documents it.
+            is_alias = not inspect.isclass(exported) and not inspect.isroutine(exported)  # The page documents it.
             assert is_alias or (exported.__doc__ or "").strip()
     failures.check()
 

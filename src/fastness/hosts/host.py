@@ -25,9 +25,8 @@ from fastness.errors import Backend, Busy, Closed, FastnessError, HeadAdvanced, 
 from fastness.handles.plane import AsyncPlane
 from fastness.handles.workers import RestartPolicy
 from fastness.hosts.adapters import AdapterPool
-from fastness.hosts.apps import HostApp
+from fastness.hosts.apps import DEFAULT_HOST_APP, HostApp
 from fastness.hosts.compaction import Compactor
-from fastness.hosts.default_app import DEFAULT_HOST_APP
 from fastness.hosts.failures import is_final, text_of
 from fastness.hosts.hosted_world import HostedWorld, HostPolicy
 from fastness.hosts.programs import Program

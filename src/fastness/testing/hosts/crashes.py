@@ -30,8 +30,7 @@ from typing import Any, Final, TypeAlias, Unpack, cast
 import cbor2
 
 from fastness.handles.sync.plane import Plane
-from fastness.hosts.apps import HostApp
-from fastness.hosts.default_app import DEFAULT_HOST_APP
+from fastness.hosts.apps import DEFAULT_HOST_APP, HostApp
 from fastness.hosts.threads import HostOptions
 from fastness.testing.hosts.contents import Contents, Normalize, differences, read_contents
 from fastness.testing.hosts.host_test import AsyncHostTest, HostTest
