@@ -733,4 +733,4 @@ def _classes() -> dict[str, type[FastnessError]]:
 
 
 __all__ = ["RetryAdvice"]
-__all__ += [*sorted(each.__name__ for each in _classes().values())]
+__all__ += [each.__name__ for each in sorted(_classes().values(), key=lambda each: each.__name__)]
