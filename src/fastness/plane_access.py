@@ -192,10 +192,10 @@ class _AsyncAccess(PlaneAccess):
 
     def __init__(self, plane: AsyncPlane, collection: str) -> None:
         super().__init__(plane, collection)
-        self._loop = _running_loop()
+        self._loop = asyncio._get_running_loop()
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        here = _running_loop()
+        here = asyncio._get_running_loop()
         loop = self._loop
         if loop is None or here is loop:
             work.close()
@@ -213,7 +213,7 @@ class _AsyncAccess(PlaneAccess):
 
     async def run_async(self, work: Coroutine[Any, Any, Result]) -> Result:
         if self._loop is None:
-            self._loop = asyncio.get_running_loop()
+            self._loop = asyncio.getasyncio._get_running_loop()
         return await work
 
 
@@ -238,10 +238,3 @@ class _SyncAccess(PlaneAccess):
             with suppress(ValueError):  # It runs already; otherwise it never will.
                 work.close()
             raise
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None

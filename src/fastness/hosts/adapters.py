@@ -19,7 +19,8 @@ from fastness.errors import FastnessError, Fenced, InvalidArgument, NotFound
 from fastness.handles.queues import payload_of
 from fastness.handles.task_control import Reject, RetryLater
 from fastness.handles.workers import RestartPolicy
-from fastness.hosts.failures import is_final, text_of
+from fastness.handles.workers.consumers import is_final
+from fastness.hosts.failures import text_of
 from fastness.limits import EFFECT_CLAIMS_MAX, HOST_WAIT_SECONDS_MAX, INBOX_INLINE_BYTES_MAX
 from fastness.wire import AsyncTransport
 from fastness.wire.blobs import PutBlob

@@ -1,17 +1,8 @@
-"""How a host treats errors."""
+"""An error, as a host records it."""
 
 import traceback
 
-from fastness.errors import FastnessError, RetryAdvice
 from fastness.limits import ASIDE_ERROR_BYTES_MAX
-
-
-def is_final(error: Exception) -> bool:
-    """Whether a retry of a call to the plane cannot succeed.
-
-    The base class does not tell: unexpected errors of a server arrive as that, and may pass.
-    """
-    return isinstance(error, FastnessError) and type(error) is not FastnessError and error.retry is RetryAdvice.NEVER
 
 
 def text_of(error: BaseException) -> str:

@@ -102,11 +102,8 @@ def check_no_loop(call: str) -> None:
     Raises:
         InvalidArgument: an event loop is running in this thread.
     """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return
-    raise InvalidArgument(f"`{call}` would block the running event loop; write `await {call}_async(…)`")
+    if asyncio._get_running_loop() is not None:
+        raise InvalidArgument(f"`{call}` would block the running event loop; write `await {call}_async(…)`")
 
 
 async def close_handle(plane: AsyncPlane) -> None:
