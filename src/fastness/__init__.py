@@ -214,7 +214,8 @@ if TYPE_CHECKING:  # `X as X` exports a name for type checkers, and `_EXPORTS` w
     from fastness.wire.transport import AsyncHeldLock as AsyncHeldLock, HeldLock as HeldLock, LockStats as LockStats
     from fastness.wire.worlds import Record as Record, Segment as Segment, Snapshot as Snapshot
 
-# The names of each module: what `import *` and `dir` list, and what is imported when it is first used.
+# The names of each module: what `import *` and `dir` list, and what is imported when it is first used. Those that are
+# generated from an asynchronous handle are not repeated here.
 _EXPORTS: Final = {
     "clock": "Clock",
     "encryption": "AgentKey SealBinding Unsealed",
@@ -244,33 +245,6 @@ _EXPORTS: Final = {
     "handles.receipts": "AsyncPutReceipt",
     "handles.runs": "AsyncRun AsyncWorkflows",
     "handles.states": "AsyncState Document",
-    "handles.sync.activity": "Activity",
-    "handles.sync.agents": "Agents",
-    "handles.sync.atomic": "Atomic",
-    "handles.sync.audit": "Audit",
-    "handles.sync.backups": "Backups",
-    "handles.sync.blobs": "Blobs",
-    "handles.sync.collections": "Collection",
-    "handles.sync.effects": "EffectClaim Effects",
-    "handles.sync.encryption": "Encryption",
-    "handles.sync.entities": "Entities TieredTransaction",
-    "handles.sync.hosting": "Hosting",
-    "handles.sync.ingress": "Ingress PushListener PushWatch",
-    "handles.sync.leases": "Lease LeaseKey",
-    "handles.sync.locks": "Locks",
-    "handles.sync.mailboxes": "Mailbox",
-    "handles.sync.messages": "Message",
-    "handles.sync.pairs": "Pairs",
-    "handles.sync.plane": "Plane",
-    "handles.sync.queues": "Queue",
-    "handles.sync.quotas": "Quotas",
-    "handles.sync.receipts": "PutReceipt",
-    "handles.sync.runs": "Run Workflows",
-    "handles.sync.states": "State",
-    "handles.sync.timers": "Timers",
-    "handles.sync.tokens": "Tokens",
-    "handles.sync.within": "Within",
-    "handles.sync.worlds": "Inbox Snapshots World",
     "handles.task_control": "Reject RetryLater TaskDeferred",
     "handles.timers": "AsyncTimers",
     "handles.tokens": "AsyncTokens",
@@ -322,6 +296,11 @@ _EXPORTS: Final = {
     "wire.worlds": "Record Segment Snapshot",
 }
 _MODULES: Final = {name: f"fastness.{module}" for module, names in _EXPORTS.items() for name in names.split()}
+_MODULES.update(
+    (name.removeprefix("Async"), module.replace("handles", "handles.sync"))
+    for name, module in list(_MODULES.items())
+    if name.startswith("Async") and ".handles." in module and name.removeprefix("Async") not in _MODULES
+)
 __all__ = list(_MODULES)
 
 
