@@ -213,7 +213,7 @@ class _AsyncAccess(PlaneAccess):
 
     async def run_async(self, work: Coroutine[Any, Any, Result]) -> Result:
         if self._loop is None:
-            self._loop = asyncio.getasyncio._get_running_loop()
+            self._loop = asyncio.get_running_loop()
         return await work
 
 
