@@ -53,8 +53,8 @@ from fastness.plane.open import Options, open_plane
 from fastness.plane.services import Services
 from fastness.testing.clock import START_MS
 from fastness.testing.histories import Violation
-from fastness.testing.hosts.contents import read_contents
-from fastness.testing.hosts.host_test import fire_due_timers
+from fastness.testing.hosts.contents import read_contents, unchanged
+from fastness.testing.hosts.host_test import fire_due_timers, ignore_events
 from fastness.testing.hosts.processes import Action, HostProcess
 from fastness.testing.hosts.virtual_loop import VirtualLoop
 from fastness.wire.hosting import ReleaseWorlds
@@ -162,7 +162,7 @@ class Fleet:
         self._is_calm = False  # The hosts are left alone, so that everything ends.
         self._loop = VirtualLoop()
         services = open_plane("memory:", Options(clock=_LoopClock(self._loop), ids=IdSource(seed))).services
-        services.publish = _ignore_events  # type: ignore[method-assign]
+        services.publish = ignore_events  # type: ignore[method-assign]
         self._services = services
         choices, steps = random.Random(seed + 1), dict[str, str]()
         self._apps = {
@@ -320,7 +320,7 @@ class Fleet:
 
     def _check(self) -> None:
         plane = Plane(EmbeddedTransport(self._services))
-        found = read_contents(plane, self._apps[self._version], _unchanged)
+        found = read_contents(plane, self._apps[self._version], unchanged)
         revived = [f"{number} runs had to be revived" for number in self._services.revived_runs.values()]
         wrong = [*self._stale, *self._shared_ids, *revived, *found.faults]
         orders = [f"o-{number}" for number in range(ORDERS)]
@@ -413,14 +413,6 @@ def main(arguments: list[str] | None = None) -> int:
         faults.update(fleet.faults)
     sys.stdout.write(f"{len(seeds)} seeds, {dict(faults)}: no violation\n")
     return 0
-
-
-def _ignore_events(events: Any) -> None:
-    """Publish nothing: no threads are started."""
-
-
-def _unchanged(value: Any) -> Any:
-    return value
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ class AsyncHostTest:
         self.services = open_plane(url, Options(clock=self.clock, ids=ids, gc_every_seconds=None)).services
         self.services.stop_timers()
         # Events start threads that fire timers and write session logs. A test fires timers itself.
-        self.services.publish = _ignore_events  # type: ignore[method-assign]
+        self.services.publish = ignore_events  # type: ignore[method-assign]
         self.sync_transport = EmbeddedTransport(self.services)
         self.plane = AsyncPlane(AsyncEmbeddedTransport(self.services), self.universe)
         self._processes: list[HostProcess] = []
@@ -345,8 +345,8 @@ class HostTest:
         return self._loop.run_until_complete(function())
 
 
-def _ignore_events(events: Sequence[tuple[Any, ...]]) -> None:
-    """Publish nothing."""
+def ignore_events(events: Sequence[tuple[Any, ...]]) -> None:
+    """Publish nothing: no threads are started."""
 
 
 async def _run_ready(process: HostProcess, universe: str) -> None:
