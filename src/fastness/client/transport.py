@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from secrets import token_hex
-from typing import Any, Final, NoReturn, get_args
+from typing import Any, Final, NoReturn, TypeVar, get_args
 from urllib.parse import urlsplit
 
 from fastness.client import streaming
@@ -32,6 +32,9 @@ _FRAME_DATA_BYTES_MAX: Final = 262_144  # A larger blob is streamed over HTTP an
 _UPLOADS_MAX: Final = 16  # Uploads wait for their chunks, so they have their own threads.
 
 
+Transport = TypeVar("Transport", bound="_Server")
+
+
 class _Server(ABC):
     """The address of a server, and what both transports send over HTTP."""
 
@@ -49,6 +52,10 @@ class _Server(ABC):
         self.on_data_push = None  # The ingress is in the server's process.
         self._closed = False
         self._prepare()
+
+    def opened_again(self, kind: "type[Transport]") -> "Transport":
+        """A transport of another kind to the same server."""
+        return kind(self.url, token=self.token, tls=self.tls, patience_seconds=self.patience_seconds)
 
     def transfer_blob(self, request: GetBlob | PutBlob) -> Any:
         """Read or write a blob over HTTP, while the caller's thread waits."""
@@ -211,7 +218,7 @@ def _require_write(request: Request[Any]) -> WriteBlob:
     raise InvalidArgument(f"{type(request).__name__} has no body to send")
 
 
-def _download(server: streaming.Server, request: Request[Any]) -> streaming.PartReader:
+def _download(server: streaming.Server, request: Request[Any]) -> streaming.Parts:
     check_types(request)
     if isinstance(request, OpenBlob):
         return streaming.Download(server, request)
