@@ -32,18 +32,15 @@ from fastness.errors import (
     WorkflowChanged,
 )
 from fastness.handles.plane import AsyncPlane
-from fastness.handles.workers import RestartPolicy
-from fastness.handles.workers.consumers import is_final
 from fastness.hosts.adapters import AdapterPool
 from fastness.hosts.apps import DEFAULT_HOST_APP, HostApp
-from fastness.hosts.failures import text_of
+from fastness.hosts.failures import claim_for_ever, text_of
 from fastness.hosts.hosted_world import HostedWorld, HostPolicy
 from fastness.hosts.programs import Program
 from fastness.hosts.runners import Runner
 from fastness.hosts.step_context import StepPlanes
 from fastness.limits import (
     HOST_LEASE_SECONDS,
-    HOST_WAIT_SECONDS_MAX,
     HOST_WORLDS_MAX,
     HOSTED_WORLDS_MAX,
     TURN_DELAY_SECONDS,
@@ -161,7 +158,7 @@ class AsyncHost:
         Raises:
             FastnessError: worlds cannot be claimed, and a retry cannot succeed (its `retry` is `never`).
         """
-        claiming = [asyncio.create_task(self._claim_for_ever())]
+        claiming = [asyncio.create_task(claim_for_ever("worlds", self._claim))]
         if self._app.adapters:
             claiming.append(asyncio.create_task(self._effects.run()))
         keeping = [asyncio.create_task(self._renew_for_ever()), asyncio.create_task(self._compactor.run())]
@@ -226,20 +223,6 @@ class AsyncHost:
         self.stop()
         if self._running is not None:
             await self._running
-
-    async def _claim_for_ever(self) -> None:
-        failures, restarts = 0, RestartPolicy(longest_seconds=30.0)
-        while True:
-            try:
-                await self._claim(wait_seconds=HOST_WAIT_SECONDS_MAX)
-                failures = 0
-            except FastnessError as error:
-                if is_final(error):
-                    raise
-                failures += 1
-                _log.warning("worlds cannot be claimed: %s", error)
-                await asyncio.sleep(restarts.pause_seconds(failures))
-            await asyncio.sleep(0)  # An embedded plane may answer without waiting.
 
     async def _claim(self, *, wait_seconds: float) -> int:
         """Claim worlds that have work, and start their turns; how many."""
