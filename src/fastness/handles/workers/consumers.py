@@ -303,7 +303,7 @@ class CancelQuestions:
         return part, limits.WORKER_CANCEL_WAIT_SECONDS / len(parts)
 
 
-class WorkerOptions(TypedDict, total=False):
+class WorkerOptions(TypedDict, Generic[Item], total=False):
     """The options of `Worker` and `AsyncWorker`; `Consumers` describes them."""
 
     concurrency: int
@@ -317,6 +317,8 @@ class WorkerOptions(TypedDict, total=False):
     drain_seconds: float
     delay_on_close_seconds: float | None
     on_start: Callable[[], object] | None
+    on_message: Callable[[Item], object] | None
+    on_settled: Callable[[Item, WorkerOutcome], object] | None
     on_error: Callable[[Exception, str], object] | None
     on_stop: Callable[[], object] | None
 

@@ -21,7 +21,6 @@ from fastness.handles.workers.consumers import (
     HeldMessages,
     Window,
     WorkerOptions,
-    WorkerOutcome,
     batches,
     is_final,
 )
@@ -32,19 +31,12 @@ AsyncBatchHandler = Callable[[list[AsyncMessage]], Awaitable[object]]
 _log = logging.getLogger("fastness.worker")
 
 
-class AsyncWorkerOptions(WorkerOptions, total=False):
-    """The options of `AsyncWorker`; `Consumers` describes them."""
-
-    on_message: Callable[[AsyncMessage], object] | None
-    on_settled: Callable[[AsyncMessage, WorkerOutcome], object] | None
-
-
 class AsyncWorker(Consumers[AsyncMessage]):
     """Runs handlers as tasks of an event loop. One task of a queue receives, and acknowledges what is handled."""
 
     @overload
     def __init__(
-        self, plane: AsyncPlane, handlers: Mapping[str, AsyncHandler], **options: Unpack[AsyncWorkerOptions]
+        self, plane: AsyncPlane, handlers: Mapping[str, AsyncHandler], **options: Unpack[WorkerOptions[AsyncMessage]]
     ) -> None: ...
 
     @overload
@@ -55,7 +47,7 @@ class AsyncWorker(Consumers[AsyncMessage]):
         *,
         batch: int,
         batch_wait_seconds: float = 0.0,
-        **options: Unpack[AsyncWorkerOptions],
+        **options: Unpack[WorkerOptions[AsyncMessage]],
     ) -> None: ...
 
     def __init__(
@@ -65,7 +57,7 @@ class AsyncWorker(Consumers[AsyncMessage]):
         *,
         batch: int | None = None,
         batch_wait_seconds: float = 0.0,
-        **options: Unpack[AsyncWorkerOptions],
+        **options: Unpack[WorkerOptions[AsyncMessage]],
     ) -> None:
         super().__init__(handlers, batch=batch, batch_wait_seconds=batch_wait_seconds, **options)
         self._plane = plane

@@ -29,19 +29,12 @@ ThreadHandler = Callable[[Message], object]
 ThreadBatchHandler = Callable[[list[Message]], object]
 
 
-class ThreadWorkerOptions(WorkerOptions, total=False):
-    """The options of `Worker`; `Consumers` describes them."""
-
-    on_message: Callable[[Message], object] | None
-    on_settled: Callable[[Message, WorkerOutcome], object] | None
-
-
 class Worker(Consumers[Message]):
     """Runs handlers on threads. One free thread receives for all of them, and acknowledges what they have handled."""
 
     @overload
     def __init__(
-        self, plane: Plane, handlers: Mapping[str, ThreadHandler], **options: Unpack[ThreadWorkerOptions]
+        self, plane: Plane, handlers: Mapping[str, ThreadHandler], **options: Unpack[WorkerOptions[Message]]
     ) -> None: ...
 
     @overload
@@ -52,7 +45,7 @@ class Worker(Consumers[Message]):
         *,
         batch: int,
         batch_wait_seconds: float = 0.0,
-        **options: Unpack[ThreadWorkerOptions],
+        **options: Unpack[WorkerOptions[Message]],
     ) -> None: ...
 
     def __init__(
@@ -62,7 +55,7 @@ class Worker(Consumers[Message]):
         *,
         batch: int | None = None,
         batch_wait_seconds: float = 0.0,
-        **options: Unpack[ThreadWorkerOptions],
+        **options: Unpack[WorkerOptions[Message]],
     ) -> None:
         super().__init__(handlers, batch=batch, batch_wait_seconds=batch_wait_seconds, **options)
         for name in ("on_start", "on_message", "on_settled", "on_error", "on_stop"):
