@@ -4,7 +4,6 @@ import asyncio
 import logging
 import traceback
 from collections.abc import Awaitable, Callable
-from typing import Never
 
 from fastness.errors import FastnessError
 from fastness.handles.workers import RestartPolicy
@@ -20,7 +19,7 @@ def text_of(error: BaseException) -> str:
     return encoded[-ASIDE_ERROR_BYTES_MAX:].decode(errors="ignore")
 
 
-async def claim_for_ever(what: str, claim: Callable[..., Awaitable[int]]) -> Never:
+async def claim_for_ever(what: str, claim: Callable[..., Awaitable[int]]) -> None:
     """Claim again and again, until it is cancelled.
 
     Raises:
