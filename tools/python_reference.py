@@ -85,7 +85,7 @@ def _names_by_page() -> dict[str, list[str]]:
 def _is_data(name: str) -> bool:
     """Whether a name is a struct, which is listed after what returns it."""
     found = exported(name)
-    return not inspect.isfunction(found) and not (inspect.isclass(found) and not issubclass(found, msgspec.Struct))
+    return not inspect.isroutine(found) and not (inspect.isclass(found) and not issubclass(found, msgspec.Struct))
 
 
 def page_of(name: str) -> str:
@@ -119,7 +119,7 @@ def _links() -> dict[str, str]:
 
 def _heading(name: str) -> str:
     """The heading of an exported name. A function is written with its module: `Program` and `program` are two names."""
-    return f"{_MODULE_OF[name]}.{name}" if inspect.isfunction(exported(name)) else name
+    return f"{_MODULE_OF[name]}.{name}" if inspect.isroutine(exported(name)) else name
 
 
 def _anchor(name: str) -> str:
@@ -166,7 +166,7 @@ def _export(name: str) -> Iterator[str]:
     found = exported(name)
     twin = exported(f"Async{name}") if f"Async{name}" in _MODULE_OF else None
     yield from (f"## `{_heading(name)}`", "")
-    if inspect.isfunction(found):
+    if inspect.isroutine(found):
         yield from _function(f"{_MODULE_OF[name]}.{name}", found)
     elif inspect.isclass(found) and issubclass(found, FastnessError):
         yield from _error(name, found)
@@ -406,7 +406,7 @@ def _variable(name: str) -> str:
 
 def _first_sentence(name: str) -> str:
     found = exported(name)
-    documented = inspect.isclass(found) or inspect.isfunction(found)
+    documented = inspect.isclass(found) or inspect.isroutine(found)
     return _line(found) if documented else _ALIASES.get(name, _first_line(found))
 
 

@@ -62,8 +62,7 @@ from fastness.handles.within import AsyncWithin
 from fastness.handles.workers import AsyncWorker, RestartPolicy, Worker, WorkerOutcome, WorkerStats
 from fastness.handles.worlds import AsyncInbox, AsyncSnapshots, AsyncWorld, Reducer
 from fastness.hosts.adapters import EffectCall
-from fastness.hosts.apps import HostApp
-from fastness.hosts.default_app import adapter, program, workflow
+from fastness.hosts.apps import HostApp, adapter, program, workflow
 from fastness.hosts.host import AsyncHost, HostStats
 from fastness.hosts.programs import Event, Program, TurnContext
 from fastness.hosts.step_context import StepContext, current_step
@@ -75,9 +74,8 @@ from fastness.kv.keys import Subspace
 from fastness.kv.transactions import Transaction
 from fastness.opening import connect, connect_async, open, open_async
 from fastness.plane import fenced
-from fastness.tasks.app import Task, TaskApp
+from fastness.tasks.app import Task, TaskApp, task
 from fastness.tasks.chains import Chain, Group, Signature, group
-from fastness.tasks.default_app import task
 from fastness.tasks.jobs import Job, current_job
 from fastness.tasks.workers import TaskWorker
 from fastness.tiers import Tier, TierPolicy
@@ -161,8 +159,8 @@ __all__ = \
 "AsyncWorker", "RestartPolicy", "Worker", "WorkerOutcome", "WorkerStats", "AsyncInbox", "AsyncSnapshots", "AsyncWorld",
 "Reducer", "EffectCall", "HostApp", "adapter", "program", "workflow", "AsyncHost", "HostStats", "Event", "Program",
 "TurnContext", "StepContext", "current_step", "Host", "Retry", "WorkflowRun", "Workflow", "Subspace", "Transaction",
-"connect", "connect_async", "open", "open_async", "fenced", "Task", "TaskApp", "Chain", "Group", "Signature", "group",
-"task", "Job", "current_job", "TaskWorker", "Tier", "TierPolicy", "Agent", "AuditEntry", "AuditPage", "ChangedRow",
+"connect", "connect_async", "open", "open_async", "fenced", "Task", "TaskApp", "task", "Chain", "Group", "Signature",
+"group", "Job", "current_job", "TaskWorker", "Tier", "TierPolicy", "Agent", "AuditEntry", "AuditPage", "ChangedRow",
 "ChangedRows", "DeleteRow", "DeleteRows", "KnownRow", "PartitionPage", "PutRow", "Row", "RowChange", "RowKey",
 "RowPage", "Attempted", "EffectInfo", "EffectPage", "EncryptionStatus", "Rewritten", "UniverseEncryption", "EntityKind",
 "Written", "AsideItem", "ClaimedWorld", "HostingInfo", "RenewedWorld", "SendPolicy", "TurnCommitted", "Control",

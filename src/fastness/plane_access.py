@@ -28,13 +28,16 @@ class PlaneAccess(ABC):
 
     can_wait: bool  # Whether coroutines over it may await anything else.
 
-    @abstractmethod
-    async def commit(self, changes: Sequence[Change], *, tier: Tier = Tier.CRITICAL) -> None: ...
+    def __init__(self, plane: Plane | AsyncPlane, collection: str) -> None:
+        self._rows = plane.collection(collection)
+        self._blobs = plane.blobs
 
-    @abstractmethod
-    async def get_many(self, partition: str, keys: Sequence[Key]) -> list[Row | None]: ...
+    async def commit(self, changes: Sequence[Change], *, tier: Tier = Tier.CRITICAL) -> None:
+        await _answer(self._rows.commit(changes, tier=tier))
 
-    @abstractmethod
+    async def get_many(self, partition: str, keys: Sequence[Key]) -> list[Row | None]:
+        return await _answer(self._rows.get_many(partition, keys))
+
     async def scan(
         self,
         partition: str,
@@ -44,17 +47,20 @@ class PlaneAccess(ABC):
         before: Key | None = None,
         limit: int,
         reverse: bool = False,
-    ) -> RowPage: ...
+    ) -> RowPage:
+        return await _answer(
+            self._rows.scan(partition, prefix, after=after, before=before, limit=limit, reverse=reverse)
+        )
 
-    @abstractmethod
-    async def partitions(self, prefix: str, *, after: str, limit: int) -> PartitionPage: ...
+    async def partitions(self, prefix: str, *, after: str, limit: int) -> PartitionPage:
+        return await _answer(self._rows.partitions(prefix, after=after, limit=limit))
 
-    @abstractmethod
     async def put_blob(self, data: bytes) -> str:
         """Store bytes, which are kept as long as a row names their hash; the hash."""
+        return await _answer(self._blobs.put(data, pinned=False))
 
-    @abstractmethod
-    async def get_blob(self, hash: str) -> bytes: ...
+    async def get_blob(self, hash: str) -> bytes:
+        return await _answer(self._blobs.get(hash))
 
     async def pages(
         self,
@@ -174,45 +180,22 @@ async def _next(pages: AsyncIterator[list[Result]]) -> list[Result] | None:
     return await anext(pages, None)
 
 
+async def _answer(call: Result | Coroutine[Any, Any, Result]) -> Result:
+    """The answer to a call of a handle: that of a Plane is there, that of an AsyncPlane is awaited."""
+    return await call if isinstance(call, Coroutine) else call
+
+
 class _AsyncAccess(PlaneAccess):
     """Over an `AsyncPlane`, which belongs to the event loop that opened it."""
 
     can_wait = True
 
     def __init__(self, plane: AsyncPlane, collection: str) -> None:
-        self._rows = plane.collection(collection)
-        self._blobs = plane.blobs
-        self._loop = _running_loop()
-
-    async def commit(self, changes: Sequence[Change], *, tier: Tier = Tier.CRITICAL) -> None:
-        await self._rows.commit(changes, tier=tier)
-
-    async def get_many(self, partition: str, keys: Sequence[Key]) -> list[Row | None]:
-        return await self._rows.get_many(partition, keys)
-
-    async def scan(
-        self,
-        partition: str,
-        prefix: Key = (),
-        *,
-        after: Key | None = None,
-        before: Key | None = None,
-        limit: int,
-        reverse: bool = False,
-    ) -> RowPage:
-        return await self._rows.scan(partition, prefix, after=after, before=before, limit=limit, reverse=reverse)
-
-    async def partitions(self, prefix: str, *, after: str, limit: int) -> PartitionPage:
-        return await self._rows.partitions(prefix, after=after, limit=limit)
-
-    async def put_blob(self, data: bytes) -> str:
-        return await self._blobs.put(data, pinned=False)
-
-    async def get_blob(self, hash: str) -> bytes:
-        return await self._blobs.get(hash)
+        super().__init__(plane, collection)
+        self._loop = asyncio._get_running_loop()
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        here = _running_loop()
+        here = asyncio._get_running_loop()
         loop = self._loop
         if loop is None or here is loop:
             work.close()
@@ -239,37 +222,6 @@ class _SyncAccess(PlaneAccess):
 
     can_wait = False
 
-    def __init__(self, plane: Plane, collection: str) -> None:
-        self._rows = plane.collection(collection)
-        self._blobs = plane.blobs
-
-    async def commit(self, changes: Sequence[Change], *, tier: Tier = Tier.CRITICAL) -> None:
-        self._rows.commit(changes, tier=tier)
-
-    async def get_many(self, partition: str, keys: Sequence[Key]) -> list[Row | None]:
-        return self._rows.get_many(partition, keys)
-
-    async def scan(
-        self,
-        partition: str,
-        prefix: Key = (),
-        *,
-        after: Key | None = None,
-        before: Key | None = None,
-        limit: int,
-        reverse: bool = False,
-    ) -> RowPage:
-        return self._rows.scan(partition, prefix, after=after, before=before, limit=limit, reverse=reverse)
-
-    async def partitions(self, prefix: str, *, after: str, limit: int) -> PartitionPage:
-        return self._rows.partitions(prefix, after=after, limit=limit)
-
-    async def put_blob(self, data: bytes) -> str:
-        return self._blobs.put(data, pinned=False)
-
-    async def get_blob(self, hash: str) -> bytes:
-        return self._blobs.get(hash)
-
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         try:
             work.send(None)
@@ -286,10 +238,3 @@ class _SyncAccess(PlaneAccess):
             with suppress(ValueError):  # It runs already; otherwise it never will.
                 work.close()
             raise
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None

@@ -1,4 +1,4 @@
-"""Every object store passes the conformance checks, in both forms of each operation; S3 also over a network."""
+"""Every object store passes the conformance checks, in both forms of an operation; S3 also over a network."""
 
 import asyncio
 import contextlib
@@ -26,13 +26,15 @@ _BUCKETS = itertools.count()
 
 
 class AsyncAsSync:
-    """A store's synchronous methods, implemented by its async operations."""
+    """A store's synchronous methods, implemented by its async operations where it has them."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        operation: Callable[..., Awaitable[Any]] = getattr(self._store, f"{name}_async")
+        operation: Callable[..., Awaitable[Any]] | None = getattr(self._store, f"{name}_async", None)
+        if operation is None:
+            return cast("Callable[..., Any]", getattr(self._store, name))
 
         async def run(*args: Any, **kwargs: Any) -> Any:
             return await operation(*args, **kwargs)

@@ -1,10 +1,12 @@
 """The exports of `import fastness`, and which modules it does not load."""
 
+import ast
 import inspect
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -26,12 +28,21 @@ def test_exactly_the_documented_names_are_exported() -> None:
     assert len(EXPORTED) == len(set(EXPORTED))
 
 
+@pytest.mark.parametrize("module", [fastness, testing], ids=lambda module: module.__name__)
+def test_type_checkers_find_each_exported_name_in_the_module_that_it_is_imported_from(module: ModuleType) -> None:
+    source = ast.parse(inspect.getsource(module))
+    checked = next(each for each in source.body if isinstance(each, ast.If))
+    imports = [each for each in checked.body if isinstance(each, ast.ImportFrom)]
+    assert {name.name: each.module for each in imports for name in each.names} == module._MODULES
+    assert sorted(module.__all__) == sorted(module._MODULES)
+
+
 def test_a_public_name_has_a_docstring() -> None:
     failures = Failures()
     for name in EXPORTED:
         with failures.of(name):
             exported = getattr(fastness, name)
-            is_alias = not inspect.isclass(exported) and not inspect.isfunction(exported)  # The page documents it.
+            is_alias = not inspect.isclass(exported) and not inspect.isroutine(exported)  # The page documents it.
             assert is_alias or (exported.__doc__ or "").strip()
     failures.check()
 

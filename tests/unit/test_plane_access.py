@@ -5,6 +5,8 @@ import inspect
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 import fastness
 from fastness import PutRow
 from fastness.plane_access import access_to
@@ -25,6 +27,26 @@ async def test_work_that_is_cancelled_before_a_thread_takes_it_is_closed_and_nev
         assert inspect.getcoroutinestate(work) == inspect.CORO_CLOSED
         release.set()
         assert await access.run_async(access.get_many("p", [("k",)])) == [None]
+
+
+def test_an_access_that_was_made_outside_of_an_event_loop_belongs_to_the_first_one_that_awaits_it() -> None:
+    async def opened() -> fastness.AsyncPlane:
+        return await fastness.open_async("memory:")
+
+    with asyncio.Runner() as runner:
+        plane = runner.run(opened())
+        access = access_to(plane, "c")
+        with pytest.raises(asyncio.InvalidStateError, match="is not known"):
+            access.run(access.get_many("p", [("k",)]))
+        runner.run(access.run_async(access.commit([PutRow("p", ("k",), b"v")])))
+
+        async def read_in_a_thread() -> list[fastness.Row | None]:
+            return await asyncio.to_thread(lambda: access.run(access.get_many("p", [("k",)])))
+
+        (row,) = runner.run(read_in_a_thread())
+        assert row is not None
+        assert row.value == b"v"
+        runner.run(plane.close())
 
 
 async def test_an_iteration_that_ends_early_closes_its_pages() -> None:

@@ -105,7 +105,7 @@ def test_every_exported_name_has_a_signature_and_a_sentence(module: ModuleType, 
         if name.startswith("Async") and hasattr(module, name.removeprefix("Async")):
             continue  # Documented with the blocking form.
         text = sections[name]
-        if not inspect.isclass(exported) and not inspect.isfunction(exported):
+        if not inspect.isclass(exported) and not inspect.isroutine(exported):
             assert len(text.split()) >= 1, name  # The alias of a type.
             continue
         assert re.search(rf"fastness\.(?:\w+\.)?{name}\b", text), name

@@ -392,7 +392,7 @@ async def test_an_app_that_is_closed_on_an_event_loop_sends_nothing() -> None:
 
 
 def test_the_default_app_collects_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fastness.tasks.default_app import DEFAULT_APP
+    from fastness.tasks.app import DEFAULT_APP
 
     monkeypatch.setattr(DEFAULT_APP, "_tasks", {})
     monkeypatch.setattr(DEFAULT_APP._registry, "functions", {})

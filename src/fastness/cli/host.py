@@ -14,8 +14,7 @@ from fastness.cli.commands import LeafCommand, given_options
 from fastness.cli.durations import SECONDS
 from fastness.cli.modules import load_module
 from fastness.errors import InvalidArgument
-from fastness.hosts.apps import HostApp
-from fastness.hosts.default_app import DEFAULT_HOST_APP
+from fastness.hosts.apps import DEFAULT_HOST_APP, HostApp
 from fastness.hosts.threads import Host
 
 _PATIENCE_SECONDS: Final = 30.0  # A host outlives a restart of its server.

@@ -17,8 +17,7 @@ from fastness.cli.completion import Names, queues
 from fastness.cli.durations import SECONDS
 from fastness.cli.modules import load_module
 from fastness.errors import InvalidArgument
-from fastness.tasks.app import TaskApp
-from fastness.tasks.default_app import DEFAULT_APP
+from fastness.tasks.app import DEFAULT_APP, TaskApp
 
 _PATIENCE_SECONDS: Final = 30.0  # A worker outlives a restart of its server.
 

@@ -10,6 +10,7 @@ import hashlib
 import http.client
 import ssl
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -174,31 +175,13 @@ def _upload(server: Server, request: WriteBlob, parts: Iterator[bytes]) -> Store
 # Downloads.
 
 
-class PartReader(Protocol):
-    """A body that is read in parts."""
+class Parts(ABC):
+    """Reads the body of an answer in parts, over one connection after the other if they break."""
 
-    def read(self) -> bytes:
-        """The next part; b"" at the end."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class Download:
-    """Reads a blob, or a range of it, in parts."""
-
-    def __init__(self, server: Server, request: OpenBlob) -> None:
-        """Raises BlobNotFound if the blob does not exist."""
-        if request.start < 0 or (request.length is not None and request.length < 0):
-            raise InvalidArgument(
-                f"start={request.start} and length={request.length} are not a range of a blob; use 0 or more for both"
-            )
+    def __init__(self, server: Server) -> None:
+        """Raises the error with which the server rejects the request."""
         self._server = server
-        self._request = request
-        self._sha = hashlib.sha256()
-        self._offset = 0  # How many bytes of the requested range have been read.
-        self._size: int | None = None
-        self._is_whole = True
+        self._offset = 0  # How many bytes have been read.
         self._done = False
         self._connection: http.client.HTTPConnection | None = None
         self._response = retry(server, self._open)
@@ -208,20 +191,15 @@ class Download:
 
         Raises:
             HashMismatch: the received bytes do not match the blob's hash.
-            Unreachable: the connection broke, and reconnecting failed.
+            Unreachable: the connection broke, and the answer cannot be resumed.
         """
         if self._done:
             return b""
         part = retry(self._server, self._read_part)
-        self._sha.update(part)
         self._offset += len(part)
         if not part:
             self._done = True
             self.close()
-            if self._is_whole and self._sha.hexdigest() != self._request.hash.lower():
-                raise HashMismatch(
-                    f"The received bytes of blob {self._request.hash} have another hash; the blob is damaged"
-                )
         return part
 
     def close(self) -> None:
@@ -230,6 +208,53 @@ class Download:
             self._response.close()
             self._connection.close()
             self._connection = None
+
+    @abstractmethod
+    def _read_part(self) -> bytes: ...
+
+    @abstractmethod
+    def _open(self) -> http.client.HTTPResponse:
+        """Request what is left."""
+
+    def _get(
+        self, target: str, request_headers: dict[str, str], *, accepted: int | None = None
+    ) -> http.client.HTTPResponse:
+        connection = connect(self._server)
+        try:
+            connection.request("GET", path(self._server, target), headers=request_headers)
+            response = connection.getresponse()
+            if response.status >= http.client.BAD_REQUEST and response.status != accepted:
+                raise error_in(self._server, response.status, response.read())
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
+        return response
+
+
+class Download(Parts):
+    """Reads a blob, or a range of it."""
+
+    def __init__(self, server: Server, request: OpenBlob) -> None:
+        """Raises BlobNotFound if the blob does not exist."""
+        if request.start < 0 or (request.length is not None and request.length < 0):
+            raise InvalidArgument(
+                f"start={request.start} and length={request.length} are not a range of a blob; use 0 or more for both"
+            )
+        self._request = request
+        self._sha = hashlib.sha256()
+        self._size: int | None = None
+        self._is_whole = True
+        super().__init__(server)
+
+    def read(self) -> bytes:
+        part = super().read()
+        self._sha.update(part)
+        if not part and self._is_whole and self._sha.hexdigest() != self._request.hash.lower():
+            raise HashMismatch(
+                f"The received bytes of blob {self._request.hash} have another hash; the blob is damaged"
+            )
+        return part
 
     def _read_part(self) -> bytes:
         if self._offset == self._size:
@@ -246,7 +271,6 @@ class Download:
         return part
 
     def _open(self) -> http.client.HTTPResponse:
-        """Request the rest of the blob."""
         request_headers = headers(
             self._server, X_Fastness_Universe=checked_name("universe", self._request.universe), Accept="*/*"
         )
@@ -257,28 +281,19 @@ class Download:
             request_headers["Range"] = (
                 f"bytes={begin}-{'' if length is None else min(start + max(length, 1) - 1, _OFFSET_MAX)}"
             )
-        connection = connect(self._server)
-        try:
-            connection.request(
-                "GET", path(self._server, f"/v1/blobs/{quote(self._request.hash, safe='')}"), headers=request_headers
-            )
-            response = connection.getresponse()
-            is_past_end = response.status == http.client.REQUESTED_RANGE_NOT_SATISFIABLE
-            if response.status >= http.client.BAD_REQUEST and not is_past_end:
-                raise error_in(self._server, response.status, response.read())
-            if begin and response.status == http.client.OK:
-                raise Unreachable(f"{self._server.url} ignored the Range header; check whether a proxy removes it")
-        except BaseException:
-            connection.close()
-            raise
+        past_end = http.client.REQUESTED_RANGE_NOT_SATISFIABLE
+        response = self._get(f"/v1/blobs/{quote(self._request.hash, safe='')}", request_headers, accepted=past_end)
+        if begin and response.status == http.client.OK:
+            self._response = response
+            self.close()
+            raise Unreachable(f"{self._server.url} ignored the Range header; check whether a proxy removes it")
         if self._size is None:
             self._is_whole = response.status == http.client.OK and length != 0
-            self._size = 0 if is_past_end or length == 0 else response.length
-        self._connection = connection
+            self._size = 0 if response.status == past_end or length == 0 else response.length
         return response
 
 
-def receive(download: PartReader) -> Iterator[bytes]:
+def receive(download: Parts) -> Iterator[bytes]:
     """Iterate over the parts of a download, which was opened (and raised any error) when it was created."""
 
     def parts() -> Iterator[bytes]:
@@ -291,7 +306,7 @@ def receive(download: PartReader) -> Iterator[bytes]:
     return parts()
 
 
-def receive_async(download: PartReader) -> AsyncIterator[bytes]:
+def receive_async(download: Parts) -> AsyncIterator[bytes]:
     """`receive` for an event loop."""
 
     async def parts() -> AsyncIterator[bytes]:

@@ -8,7 +8,7 @@ import http.client
 from typing import Final
 from urllib.parse import quote, urlencode
 
-from fastness.client.streaming import Server, connect, error_in, headers, path, retry
+from fastness.client.streaming import Parts, Server, headers
 from fastness.errors import Unreachable
 from fastness.limits import BLOB_PART_BYTES
 from fastness.wire.backups import ListBackup, OpenBackup
@@ -18,39 +18,12 @@ Streamed = ListBackup | OpenBackup | RunCheckups
 STREAMED: Final = (ListBackup, OpenBackup, RunCheckups)
 
 
-class Transfer:
-    """Reads a streamed answer in parts."""
+class Transfer(Parts):
+    """Reads a streamed answer."""
 
     def __init__(self, server: Server, request: Streamed) -> None:
-        """Raises the error with which the server rejects the request."""
-        self._server = server
         self._request = request
-        self._offset = 0  # How many bytes have been read.
-        self._done = False
-        self._connection: http.client.HTTPConnection | None = None
-        self._response = retry(server, self._open)
-
-    def read(self) -> bytes:
-        """The next part; b"" at the end.
-
-        Raises:
-            Unreachable: the connection broke, and the answer cannot be resumed.
-        """
-        if self._done:
-            return b""
-        part = retry(self._server, self._read_part)
-        self._offset += len(part)
-        if not part:
-            self._done = True
-            self.close()
-        return part
-
-    def close(self) -> None:
-        """Close the connection."""
-        if self._connection is not None:
-            self._response.close()
-            self._connection.close()
-            self._connection = None
+        super().__init__(server)
 
     def _read_part(self) -> bytes:
         if self._connection is None:
@@ -68,18 +41,7 @@ class Transfer:
             raise
 
     def _open(self) -> http.client.HTTPResponse:
-        """Request the rest of the answer."""
-        connection = connect(self._server)
-        try:
-            connection.request("GET", path(self._server, self._path()), headers=headers(self._server, Accept="*/*"))
-            response = connection.getresponse()
-            if response.status >= http.client.BAD_REQUEST:
-                raise error_in(self._server, response.status, response.read())
-        except BaseException:
-            connection.close()
-            raise
-        self._connection = connection
-        return response
+        return self._get(self._path(), headers(self._server, Accept="*/*"))
 
     def _path(self) -> str:
         request = self._request

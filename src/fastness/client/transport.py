@@ -26,18 +26,22 @@ from fastness.wire.frames import AnyRequest
 from fastness.wire.requests import Answer, Request
 from fastness.wire.type_checks import check_types
 
-Result = TypeVar("Result")
-
 _REMOTE_REQUESTS: Final = frozenset(get_args(AnyRequest))
 _BLOB_REQUESTS: Final = (GetBlob, PutBlob)
 _FRAME_DATA_BYTES_MAX: Final = 262_144  # A larger blob is streamed over HTTP and does not delay other calls.
 _UPLOADS_MAX: Final = 16  # Uploads wait for their chunks, so they have their own threads.
 
 
+Transport = TypeVar("Transport", bound="_Server")
+
+
 class _Server(ABC):
     """The address of a server, and what both transports send over HTTP."""
 
-    def __init__(self, url: str, *, token: str | None, tls: ssl.SSLContext | None, patience_seconds: float) -> None:
+    def __init__(
+        self, url: str, *, token: str | None = None, tls: ssl.SSLContext | None = None, patience_seconds: float = 30.0
+    ) -> None:
+        """Raises InvalidUrl if `url` is not a server's URL. The first call connects."""
         self.url = _checked_url(url)
         self.token = token
         self.tls = tls
@@ -46,6 +50,12 @@ class _Server(ABC):
         self.lock_sessions = LockSessions(self.lease_renewer)
         self.locks = None  # All callers of the server share its locks.
         self.on_data_push = None  # The ingress is in the server's process.
+        self._closed = False
+        self._prepare()
+
+    def opened_again(self, kind: "type[Transport]") -> "Transport":
+        """A transport of another kind to the same server."""
+        return kind(self.url, token=self.token, tls=self.tls, patience_seconds=self.patience_seconds)
 
     def transfer_blob(self, request: GetBlob | PutBlob) -> Any:
         """Read or write a blob over HTTP, while the caller's thread waits."""
@@ -60,9 +70,25 @@ class _Server(ABC):
         check_types(request)
         return streaming.post(self, request, token_hex(16) if request.operation.takes_key else None)
 
-    def execute(self, tx: Any, request: Request[Any]) -> Any:
+    def transact(self, work: Callable[..., Any], /, *args: Any, tier: Tier, **kwargs: Any) -> NoReturn:
+        del work, args, tier, kwargs
+        raise _not_embedded()
+
+    def execute(self, tx: Any, request: Request[Any]) -> NoReturn:
         del tx, request
         raise _not_embedded()
+
+    def within(self, connection: object) -> NoReturn:
+        raise NotEmbedded(
+            f"The plane is in another process, which has no access to {type(connection).__name__}; open the plane with "
+            "its URL: fastness.open('postgresql://…')"
+        )
+
+    def reopen(self) -> NoReturn:
+        raise NotEmbedded("The plane is in another process; its server reopens it by itself")
+
+    @abstractmethod
+    def _prepare(self) -> None: ...
 
     @abstractmethod
     def check_open(self) -> None:
@@ -72,14 +98,9 @@ class _Server(ABC):
 class AsyncRemoteTransport(_Server):
     """Sends requests to a server without blocking the caller's event loop."""
 
-    def __init__(
-        self, url: str, *, token: str | None = None, tls: ssl.SSLContext | None = None, patience_seconds: float = 30.0
-    ) -> None:
-        """Raises InvalidUrl if `url` is not a server's URL. The first call connects."""
-        super().__init__(url, token=token, tls=tls, patience_seconds=patience_seconds)
+    def _prepare(self) -> None:
         self._connection: Connection | None = None
         self._uploads = ThreadPoolExecutor(_UPLOADS_MAX, "fastness-upload")
-        self._closed = False
 
     async def call(self, request: Request[Answer]) -> Answer:
         if isinstance(request, _BLOB_REQUESTS) and not _fits(request):
@@ -99,16 +120,6 @@ class AsyncRemoteTransport(_Server):
     async def receive(self, request: Request[Answer]) -> AsyncIterator[bytes]:
         self.check_open()
         return streaming.receive_async(await asyncio.to_thread(_download, self, request))
-
-    async def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier, **kwargs: Any) -> Result:
-        del work, args, tier, kwargs
-        raise _not_embedded()
-
-    def within(self, connection: object) -> NoReturn:
-        raise _no_connection(connection)
-
-    async def reopen(self) -> None:
-        raise _reopened_by_server()
 
     async def close(self) -> None:
         self._closed = True
@@ -133,17 +144,12 @@ class AsyncRemoteTransport(_Server):
 class RemoteTransport(_Server):
     """Sends requests to a server while the caller's thread waits."""
 
-    def __init__(
-        self, url: str, *, token: str | None = None, tls: ssl.SSLContext | None = None, patience_seconds: float = 30.0
-    ) -> None:
-        """Raises InvalidUrl if `url` is not a server's URL. The first call connects."""
-        super().__init__(url, token=token, tls=tls, patience_seconds=patience_seconds)
+    def _prepare(self) -> None:
         self._connection = BlockingConnection(
             self.url, token=self.token, tls=self.tls, patience_seconds=self.patience_seconds
         )
         self._lock = threading.Lock()
         self._process = os.getpid()
-        self._closed = False
 
     def call(self, request: Request[Answer]) -> Answer:
         if isinstance(request, _BLOB_REQUESTS) and not _fits(request):
@@ -165,16 +171,6 @@ class RemoteTransport(_Server):
     def receive(self, request: Request[Answer]) -> Iterator[bytes]:
         self.check_open()
         return streaming.receive(_download(self, request))
-
-    def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier, **kwargs: Any) -> Result:
-        del work, args, tier, kwargs
-        raise _not_embedded()
-
-    def within(self, connection: object) -> NoReturn:
-        raise _no_connection(connection)
-
-    def reopen(self) -> None:
-        raise _reopened_by_server()
 
     def close(self) -> None:
         if os.getpid() != self._process:
@@ -222,7 +218,7 @@ def _require_write(request: Request[Any]) -> WriteBlob:
     raise InvalidArgument(f"{type(request).__name__} has no body to send")
 
 
-def _download(server: streaming.Server, request: Request[Any]) -> streaming.PartReader:
+def _download(server: streaming.Server, request: Request[Any]) -> streaming.Parts:
     check_types(request)
     if isinstance(request, OpenBlob):
         return streaming.Download(server, request)
@@ -233,17 +229,6 @@ def _download(server: streaming.Server, request: Request[Any]) -> streaming.Part
 
 def _closed() -> Closed:
     return Closed("The plane was closed, or this process was forked after it was opened; connect again")
-
-
-def _reopened_by_server() -> NotEmbedded:
-    return NotEmbedded("The plane is in another process; its server reopens it by itself")
-
-
-def _no_connection(connection: object) -> NotEmbedded:
-    return NotEmbedded(
-        f"The plane is in another process, which has no access to {type(connection).__name__}; open the plane with its "
-        "URL: fastness.open('postgresql://…')"
-    )
 
 
 def _not_embedded() -> NotEmbedded:

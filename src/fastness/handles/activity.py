@@ -5,17 +5,13 @@ from typing import Any
 
 from fastness.errors import InvalidValue
 from fastness.handles.arguments import checked_items
-from fastness.wire import AsyncTransport
+from fastness.handles.handle import AsyncHandle
 from fastness.wire.activity import EndSession, ListLogs, LogFile, LoggedRecords, LogRecords, ReadLog
 from fastness.wire.json_values import encode_json
 
 
-class AsyncActivity:
+class AsyncActivity(AsyncHandle):
     """BEST_EFFORT records: acknowledged in memory, written to a file within 200 ms, lost if the process dies before."""
-
-    def __init__(self, transport: AsyncTransport, universe: str) -> None:
-        self._transport = transport
-        self._universe = universe
 
     async def log(self, session: str, record: Mapping[str, Any], *, kind: str = "activity") -> None:
         """Accept a record into the log of `session`."""

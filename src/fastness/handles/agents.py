@@ -1,15 +1,11 @@
 """Agents: registered names, with their keys and worlds."""
 
-from fastness.wire import AsyncTransport
+from fastness.handles.handle import AsyncHandle
 from fastness.wire.agents import Agent, GetAgent, ListAgents, RegisterAgent
 
 
-class AsyncAgents:
+class AsyncAgents(AsyncHandle):
     """The registered agents of a universe."""
-
-    def __init__(self, transport: AsyncTransport, universe: str) -> None:
-        self._transport = transport
-        self._universe = universe
 
     async def register(
         self, name: str, *, public_key: bytes | None = None, world: str | None = None, replace: bool = False

@@ -1,15 +1,11 @@
 """The audit log: who did what, when and from where."""
 
-from fastness.wire import AsyncTransport
+from fastness.handles.handle import AsyncHandle
 from fastness.wire.audit import AuditPage, ReadAudit
 
 
-class AsyncAudit:
+class AsyncAudit(AsyncHandle):
     """The audit log of a universe, and that of the plane itself."""
-
-    def __init__(self, transport: AsyncTransport, universe: str) -> None:
-        self._transport = transport
-        self._universe = universe
 
     async def read(
         self,

@@ -4,17 +4,13 @@ from collections.abc import AsyncIterable, AsyncIterator
 
 from fastness.errors import BlobNotFound
 from fastness.handles.arguments import checked_items
+from fastness.handles.handle import AsyncHandle
 from fastness.tiers import Tier
-from fastness.wire import AsyncTransport
 from fastness.wire.blobs import FindBlob, GetBlob, OpenBlob, PinBlob, PutBlob, WriteBlob
 
 
-class AsyncBlobs:
+class AsyncBlobs(AsyncHandle):
     """The blobs of a universe. Immutable: the same bytes have the same hash and are stored once."""
-
-    def __init__(self, transport: AsyncTransport, universe: str) -> None:
-        self._transport = transport
-        self._universe = universe
 
     async def put(self, data: bytes, *, pinned: bool = True) -> str:
         """Store `data`; its hash.

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from fastness.handles.arguments import checked_items
+from fastness.handles.handle import AsyncHandle
 from fastness.limits import EFFECT_LEASE_SECONDS, INBOX_INLINE_BYTES_MAX
 from fastness.names import checked_name
 from fastness.wire import AsyncTransport
@@ -114,12 +115,8 @@ class AsyncEffectClaim:
         return f"<effect {self.number} of {self.world}/{self.height}, kind {self.kind}, fence {self.fence}>"
 
 
-class AsyncEffects:
+class AsyncEffects(AsyncHandle):
     """The effects that worlds have asked for and that are not complete."""
-
-    def __init__(self, transport: AsyncTransport, universe: str) -> None:
-        self._transport = transport
-        self._universe = universe
 
     async def claim(
         self,

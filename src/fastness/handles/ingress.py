@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from fastness.errors import Busy, FastnessError, InvalidArgument, InvalidValue, rebuild
 from fastness.handles.arguments import checked_items
+from fastness.handles.handle import AsyncHandle
 from fastness.handles.push_listening import AsyncPushPoller
 from fastness.limits import PUSH_WATCH_MAX, PUSH_WATCH_SECONDS_MAX
 from fastness.names import checked_agent
@@ -31,17 +32,13 @@ from fastness.wire.json_values import encode_json
 from fastness.wire.transport import OnDataPush
 
 
-class AsyncIngress:
+class AsyncIngress(AsyncHandle):
     """Pushes data to agents with little delay.
 
     A push is accepted in memory, and stored in the recipient's mailbox up to 200 ms later; `synced` pushes are stored
     before they are answered. Each sender may push 120 times a minute, unless the setting `ingress_pushes_per_minute`
     says otherwise; then `push` raises RateLimited, whose `retry_after_seconds` says how long to wait.
     """
-
-    def __init__(self, transport: AsyncTransport, universe: str) -> None:
-        self._transport = transport
-        self._universe = universe
 
     async def push(
         self,

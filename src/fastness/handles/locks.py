@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Final, Self, cast
 
 from fastness.errors import Closed, Fenced, InvalidArgument, LeaseExpired, LockOrderViolation, LockTimeout
+from fastness.handles.handle import AsyncHandle
 from fastness.limits import (
     LEASE_WAIT_SECONDS_MAX,
     LOCK_CLAIM_PATHS_MAX,
@@ -36,17 +37,13 @@ _LEVELS: Final = Levels(DATA_LEVELS, nested=True)
 _CLAIM_BYTES: Final = 8  # Unique within a session.
 
 
-class AsyncLocks:
+class AsyncLocks(AsyncHandle):
     """The locks of the plane's data, in this order: the database, entity types, records.
 
     On an embedded plane in memory or in a directory they exclude the threads and tasks of the process. On PostgreSQL
     and on a server they exclude each other in all processes; then they have a lease, which is renewed in the
     background, and fences.
     """
-
-    def __init__(self, transport: AsyncTransport, universe: str) -> None:
-        self._transport = transport
-        self._universe = universe
 
     async def acquire(
         self,

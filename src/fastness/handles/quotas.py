@@ -1,15 +1,11 @@
 """Quotas: how much each universe may hold and do."""
 
-from fastness.wire import AsyncTransport
+from fastness.handles.handle import AsyncHandle
 from fastness.wire.quotas import GetQuota, GetUsage, Quota, SetQuota, Usage
 
 
-class AsyncQuotas:
+class AsyncQuotas(AsyncHandle):
     """Limits universes, and shows what they hold. A call without a universe is for that of the plane."""
-
-    def __init__(self, transport: AsyncTransport, universe: str) -> None:
-        self._transport = transport
-        self._universe = universe
 
     async def set(self, universe: str, quota: Quota) -> Quota:
         """Limit what a universe may hold and do. It replaces the earlier quota.

@@ -1,15 +1,11 @@
 """Timers: times at which worlds want an item."""
 
-from fastness.wire import AsyncTransport
+from fastness.handles.handle import AsyncHandle
 from fastness.wire.timers import ListTimers, TimerPage
 
 
-class AsyncTimers:
+class AsyncTimers(AsyncHandle):
     """The timers of worlds that have not fired."""
-
-    def __init__(self, transport: AsyncTransport, universe: str) -> None:
-        self._transport = transport
-        self._universe = universe
 
     async def list(self, world: str | None = None, *, after: str = "", limit: int = 100) -> TimerPage:
         """Timers of all worlds in the order of their times, or of one world; `next` is where the next page starts."""

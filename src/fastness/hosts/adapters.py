@@ -19,9 +19,9 @@ from fastness.errors import FastnessError, Fenced, InvalidArgument, NotFound
 from fastness.handles.effects import AsyncEffectClaim, AsyncEffects
 from fastness.handles.queues import payload_of
 from fastness.handles.task_control import Reject, RetryLater
-from fastness.handles.workers import RestartPolicy
-from fastness.hosts.failures import is_final, text_of
-from fastness.limits import EFFECT_CLAIMS_MAX, HOST_WAIT_SECONDS_MAX
+from fastness.handles.workers.consumers import is_final
+from fastness.hosts.failures import claim_for_ever, text_of
+from fastness.limits import EFFECT_CLAIMS_MAX
 from fastness.wire import AsyncTransport
 from fastness.wire.json_values import decode_json
 
@@ -96,18 +96,8 @@ class AdapterPool:
         if not self._adapters:
             return
         renewing = asyncio.create_task(self._renew())
-        failures, restarts = 0, RestartPolicy(longest_seconds=30.0)
         try:
-            while True:
-                try:
-                    await self.claim(wait_seconds=HOST_WAIT_SECONDS_MAX)
-                    failures = 0
-                except FastnessError as error:
-                    if is_final(error):
-                        raise
-                    failures += 1
-                    _log.warning("effects cannot be claimed: %s", error)
-                    await asyncio.sleep(restarts.pause_seconds(failures))
+            await claim_for_ever("effects", self.claim)
         finally:
             renewing.cancel()
 

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, overload
 
 from fastness.errors import InvalidArgument
 from fastness.hosts.adapters import Adapter, AdapterFunction
@@ -65,9 +65,12 @@ class HostApp:
     def program(self, name: str | None = None, /) -> Callable[[Handle], Program]: ...
 
     def program(self, given: Handle | str | None = None, /) -> Any:
-        """Make a function a program of this app: `@app.program`, or `@app.program("name")`.
+        """Make a function a program of an app: `@app.program`, `@app.program("name")`, or `@fastness.program`.
 
-        The name is that of the function by default. Worlds are created with it, so it stays when the code changes.
+        The function is called with (state, event, context) for every item of its world's inbox, in order, and returns
+        the next state. It must be pure: its result depends on its arguments only. What else it wants done, it tells
+        `context`. The name is that of the function by default. Worlds are created with it, so it stays when the code
+        changes. `@fastness.program` is of the default app.
 
         Raises:
             InvalidArgument: it is not a plain function, or another program has the name.
@@ -84,11 +87,12 @@ class HostApp:
         return make if given is None or isinstance(given, str) else make(given)
 
     def adapter(self, kind: str, /) -> Callable[[AdapterFunction], AdapterFunction]:
-        """Make a function the adapter of a kind of effects: `@app.adapter("charge_card")`.
+        """Make a function the adapter of a kind of effects: `@app.adapter("charge_card")`, or `@fastness.adapter(…)`.
 
         It is called with an `EffectCall`, and returns the payload of the receipt: bytes, or anything that JSON has. A
         plain function runs on a thread, a coroutine function on the event loop of the host. An effect whose adapter
-        raises is tried again; `Reject` ends it, and `RetryLater` says when to try again.
+        raises is tried again; `Reject` ends it, and `RetryLater` says when to try again. `@fastness.adapter` is of
+        the default app.
 
         Raises:
             InvalidArgument: it is not a function, or another adapter has the kind.
@@ -113,10 +117,12 @@ class HostApp:
     def workflow(self, function: None = None, /, *, name: str | None = None) -> WorkflowDecorator: ...
 
     def workflow(self, function: Callable[..., Any] | None = None, /, *, name: str | None = None) -> Any:
-        """Make an async function a workflow of this app: `@app.workflow`, or `@app.workflow(name="name")`.
+        """Make an async function a workflow: `@app.workflow`, `@app.workflow(name="name")`, or `@fastness.workflow`.
 
-        Its first argument is a `WorkflowRun`. The name is that of the function by default. Runs are started with it, so
-        it stays when the code changes.
+        Its first argument is a `WorkflowRun`. Everything that it does to the outside goes through it, and is recorded,
+        so that a run continues where it was after a crash, on this host or another one. The name is that of the
+        function by default. Runs are started with it, so it stays when the code changes. `@fastness.workflow` is of
+        the default app.
 
         Raises:
             InvalidArgument: it is not an async function, or another workflow has the name.
@@ -148,3 +154,7 @@ def _check_new(
 def _place(function: object) -> tuple[str, str]:
     unwrapped = inspect.unwrap(function) if callable(function) else function
     return getattr(unwrapped, "__module__", ""), getattr(unwrapped, "__qualname__", "")
+
+
+DEFAULT_HOST_APP: Final = HostApp()  # Of programs, workflows and adapters that name none.
+program, workflow, adapter = DEFAULT_HOST_APP.program, DEFAULT_HOST_APP.workflow, DEFAULT_HOST_APP.adapter

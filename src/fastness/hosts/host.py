@@ -21,27 +21,34 @@ from typing import Any, Final, Literal, Self, TypeVar
 
 import msgspec
 
-from fastness.errors import Backend, Busy, Closed, FastnessError, HeadAdvanced, InvalidArgument, WorkflowChanged
+from fastness.errors import (
+    Backend,
+    Busy,
+    Closed,
+    FastnessError,
+    HeadAdvanced,
+    InvalidArgument,
+    Unsupported,
+    WorkflowChanged,
+)
 from fastness.handles.plane import AsyncPlane
-from fastness.handles.workers import RestartPolicy
 from fastness.hosts.adapters import AdapterPool
-from fastness.hosts.apps import HostApp
-from fastness.hosts.compaction import Compactor
-from fastness.hosts.default_app import DEFAULT_HOST_APP
-from fastness.hosts.failures import is_final, text_of
+from fastness.hosts.apps import DEFAULT_HOST_APP, HostApp
+from fastness.hosts.failures import claim_for_ever, text_of
 from fastness.hosts.hosted_world import HostedWorld, HostPolicy
 from fastness.hosts.programs import Program
 from fastness.hosts.runners import Runner
 from fastness.hosts.step_context import StepPlanes
 from fastness.limits import (
     HOST_LEASE_SECONDS,
-    HOST_WAIT_SECONDS_MAX,
     HOST_WORLDS_MAX,
     HOSTED_WORLDS_MAX,
     TURN_DELAY_SECONDS,
     TURN_DELAY_SECONDS_MAX,
 )
+from fastness.wire import AsyncTransport
 from fastness.wire.hosting import ClaimedWorld, ClaimWorlds, FailTurn, GivenBack, ReleaseWorlds, RenewWorlds
+from fastness.wire.worlds import CompactWorld
 
 Item = TypeVar("Item")
 
@@ -119,7 +126,7 @@ class AsyncHost:
         self._closing: set[asyncio.Task[None]] = set()
         self._running: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()  # A turn is wanted.
-        self._compactor = Compactor(self._transport, self._universe)
+        self._compactor = _Compactor(self._transport, self._universe)
         self._planes = StepPlanes(self._transport, self._universe)
         self._effects = AdapterPool(
             self._transport,
@@ -151,7 +158,7 @@ class AsyncHost:
         Raises:
             FastnessError: worlds cannot be claimed, and a retry cannot succeed (its `retry` is `never`).
         """
-        claiming = [asyncio.create_task(self._claim_for_ever())]
+        claiming = [asyncio.create_task(claim_for_ever("worlds", self._claim))]
         if self._app.adapters:
             claiming.append(asyncio.create_task(self._effects.run()))
         keeping = [asyncio.create_task(self._renew_for_ever()), asyncio.create_task(self._compactor.run())]
@@ -216,20 +223,6 @@ class AsyncHost:
         self.stop()
         if self._running is not None:
             await self._running
-
-    async def _claim_for_ever(self) -> None:
-        failures, restarts = 0, RestartPolicy(longest_seconds=30.0)
-        while True:
-            try:
-                await self._claim(wait_seconds=HOST_WAIT_SECONDS_MAX)
-                failures = 0
-            except FastnessError as error:
-                if is_final(error):
-                    raise
-                failures += 1
-                _log.warning("worlds cannot be claimed: %s", error)
-                await asyncio.sleep(restarts.pause_seconds(failures))
-            await asyncio.sleep(0)  # An embedded plane may answer without waiting.
 
     async def _claim(self, *, wait_seconds: float) -> int:
         """Claim worlds that have work, and start their turns; how many."""
@@ -445,6 +438,32 @@ class AsyncHost:
         """Wait, unless the host is stopped."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), seconds)
+
+
+class _Compactor:
+    """Compacts the worlds that are asked for. What it cannot do is logged: the next baseline asks again."""
+
+    def __init__(self, transport: AsyncTransport, universe: str) -> None:
+        self._transport = transport
+        self._universe = universe
+        self._wanted: asyncio.Queue[tuple[str, int]] = asyncio.Queue(HOST_WORLDS_MAX)
+        self._is_possible = True
+
+    def want(self, world: str, incarnation: int) -> None:
+        """Compact a world soon. Nothing happens if many others wait already, or the plane has no object store."""
+        if self._is_possible and not self._wanted.full():
+            self._wanted.put_nowait((world, incarnation))
+
+    async def run(self) -> None:
+        """Compact worlds until it is cancelled."""
+        while True:
+            world, incarnation = await self._wanted.get()
+            try:
+                await self._transport.call(CompactWorld(world, universe=self._universe, incarnation=incarnation))
+            except Unsupported:
+                self._is_possible = False
+            except FastnessError as error:
+                _log.warning("world %s is not compacted: %s", world, error)
 
 
 class _Held:

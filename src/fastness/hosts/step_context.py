@@ -61,7 +61,7 @@ class StepContext:
         Raises:
             WorkflowMisuse: it would block the event loop of a coroutine.
         """
-        if _runs_in_loop():
+        if asyncio._get_running_loop() is not None:
             raise WorkflowMisuse("`plane` would block the event loop of the host; use `async_plane` in a coroutine")
         return self._planes.for_threads()
 
@@ -72,7 +72,7 @@ class StepContext:
         Raises:
             WorkflowMisuse: a function on a thread cannot await it.
         """
-        if not _runs_in_loop():
+        if asyncio._get_running_loop() is None:
             raise WorkflowMisuse("`async_plane` belongs to the event loop of the host; use `plane` in a function")
         return self._planes.for_coroutines()
 
@@ -98,11 +98,3 @@ def current_step() -> StepContext:
 def set_current_step(step: StepContext) -> None:
     """Make `step` the current one, until the end of the asyncio task."""
     _current.set(step)
-
-
-def _runs_in_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

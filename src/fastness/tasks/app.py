@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from functools import update_wrapper
 from types import TracebackType
-from typing import Any, Generic, ParamSpec, Self, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Final, Generic, ParamSpec, Self, TypedDict, TypeVar, Unpack, overload
 
 from fastness.errors import InvalidArgument
 from fastness.handles.arguments import checked_items
@@ -213,7 +213,24 @@ class TaskApp:
     ) -> Callable[[Callable[Parameters, Result]], Task[Parameters, Result]]: ...
 
     def task(self, function: Callable[..., Any] | None = None, /, **options: Unpack[TaskOptions]) -> Any:
-        """Make a function a task of this app: `@app.task`, or `@app.task(queue=…)` with the options of `task`."""
+        """Make a function a task of an app: `@app.task`, `@app.task(queue=…)`; `@fastness.task` is of the default app.
+
+        The default app uses the plane of the command line.
+
+        Args:
+            name: its name in messages; by default the module and name of the function. Workers find it by that.
+            queue: the queue of its calls; `tasks` by default.
+            max_attempts: how often it may fail before its message is a dead letter.
+            retry_delay_seconds: the delay after the first failure, from which the back-off of the queue grows.
+            visibility_seconds: how soon a call is delivered again whose worker has crashed.
+            priority: 0 to 9; 9 is delivered first.
+            ttl_seconds: how long a call is kept.
+            concurrency_key: the name of an argument, or a function of the arguments that returns text. Calls with the
+                same key share `concurrency_per_key` and `rate_per_key` of the queue's policy, and take turns if it is
+                `fair`.
+            unique: the same for `unique_key`: while a call with the key is not done, another one is not put.
+            keep_result: whether the result, or the failure, is kept for the receipt; True by default.
+        """
 
         def make(function: Callable[..., Any]) -> Task[..., Any]:
             return self._add(function, **options)
@@ -362,3 +379,7 @@ class TaskApp:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close_async()
+
+
+DEFAULT_APP: Final = TaskApp()  # Of tasks that name none. Its plane is that of the command line.
+task = DEFAULT_APP.task

@@ -18,8 +18,8 @@ class TaskArguments:
     """Checks and converts the arguments of one function."""
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
-        self._name = name
-        self._function = function
+        self.name = name
+        self.function = function
         self.signature = inspect.signature(function)
 
     def sent(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -28,7 +28,7 @@ class TaskArguments:
         Raises:
             InvalidArgument: they do not fit, or JSON has no form for them.
         """
-        return self._converted(args, kwargs, self._sent)
+        return converted(self._bind(args, kwargs), self._sent)
 
     def received(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """The arguments of a message as the annotations say.
@@ -36,7 +36,7 @@ class TaskArguments:
         Raises:
             InvalidArgument: they do not fit.
         """
-        return self._converted(tuple(args), kwargs, self._received)
+        return converted(self._bind(tuple(args), kwargs), self._received)
 
     def with_defaults(self, args: list[Any], kwargs: dict[str, Any]) -> inspect.BoundArguments:
         """The arguments by name, with the defaults of those that were not given."""
@@ -47,40 +47,26 @@ class TaskArguments:
     @cached_property
     def _types(self) -> dict[str, Any]:
         # Resolved at the first call: an annotation may name a class that is defined below the function.
-        return get_type_hints(self._function)
-
-    def _converted(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], convert: Callable[[str, Any], Any]
-    ) -> tuple[list[Any], dict[str, Any]]:
-        bound = self._bind(args, kwargs)
-        for name, value in bound.arguments.items():
-            kind = self.signature.parameters[name].kind
-            if kind is inspect.Parameter.VAR_POSITIONAL:
-                bound.arguments[name] = tuple([convert(name, each) for each in value])
-            elif kind is inspect.Parameter.VAR_KEYWORD:
-                bound.arguments[name] = {key: convert(name, each) for key, each in value.items()}
-            else:
-                bound.arguments[name] = convert(name, value)
-        return list(bound.args), bound.kwargs
+        return get_type_hints(self.function)
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
         try:
             return self.signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise InvalidArgument(f"Task {self._name}{self.signature} cannot be called like this: {error}") from None
+            raise InvalidArgument(f"Task {self.name}{self.signature} cannot be called like this: {error}") from None
 
     def _sent(self, name: str, value: Any) -> Any:
         if self._types.get(name, Any) is Any:
             if not _is_json(value):
                 raise InvalidArgument(
-                    f"The argument {name} of task {self._name} has no annotation, and JSON has no "
+                    f"The argument {name} of task {self.name} has no annotation, and JSON has no "
                     f"{type(value).__name__}; annotate it, so that workers get the same type"
                 )
             return value
         try:
             plain = msgspec.to_builtins(value, str_keys=True)
         except (TypeError, ValueError, RecursionError) as error:
-            raise InvalidArgument(f"The argument {name} of task {self._name} cannot be JSON: {error}") from None
+            raise InvalidArgument(f"The argument {name} of task {self.name} cannot be JSON: {error}") from None
         self._received(name, plain)
         return plain
 
@@ -88,7 +74,20 @@ class TaskArguments:
         try:
             return msgspec.convert(value, self._types.get(name, Any), str_keys=True)
         except (msgspec.ValidationError, TypeError) as error:
-            raise InvalidArgument(f"The argument {name} of task {self._name} does not fit: {error}") from None
+            raise InvalidArgument(f"The argument {name} of task {self.name} does not fit: {error}") from None
+
+
+def converted(bound: inspect.BoundArguments, convert: Callable[[str, Any], Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments after `convert(name, value)` of each."""
+    for name, value in bound.arguments.items():
+        kind = bound.signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            bound.arguments[name] = tuple([convert(name, each) for each in value])
+        elif kind is inspect.Parameter.VAR_KEYWORD:
+            bound.arguments[name] = {key: convert(name, each) for key, each in value.items()}
+        else:
+            bound.arguments[name] = convert(name, value)
+    return list(bound.args), bound.kwargs
 
 
 def json_form(value: Any) -> Any:

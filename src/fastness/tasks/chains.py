@@ -87,7 +87,19 @@ class Signature(Chainable):
         return [msgspec.structs.replace(self._call(takes_result), on_failure=self._on_failure)]
 
 
-class Chain(Chainable):
+class _Several(Chainable):
+    """What may put several messages."""
+
+    def send(self) -> list[PutReceipt]:
+        """Put what comes first: one message, or those of a group, in one commit. Their receipts, in order."""
+        return self._sender.put(self.steps(takes_result=False))
+
+    async def send_async(self) -> list[AsyncPutReceipt]:
+        """`send` for asyncio."""
+        return await self._sender.put_async(self.steps(takes_result=False))
+
+
+class Chain(_Several):
     """Steps that run one after the other."""
 
     def __init__(self, sender: Sender, first: Chainable, rest: list[Step]) -> None:
@@ -120,32 +132,16 @@ class Chain(Chainable):
         ]
         return Chain(self._sender, self._first.on_failure(step), rest)
 
-    def send(self) -> list[PutReceipt]:
-        """Put what comes first: one message, or those of a group, in one commit. Their receipts."""
-        return self._sender.put(self.steps(takes_result=False))
-
-    async def send_async(self) -> list[AsyncPutReceipt]:
-        """`send` for asyncio."""
-        return await self._sender.put_async(self.steps(takes_result=False))
-
     def _steps(self, *, takes_result: bool) -> list[Step]:
         return [*self._first.steps(takes_result=takes_result), *self._rest]
 
 
-class Group(Chainable):
+class Group(_Several):
     """Calls and chains that run side by side. The result is the list of their results, in their order."""
 
     def __init__(self, sender: Sender, members: Sequence[Chainable]) -> None:
         super().__init__(sender)
         self._members = list(members)
-
-    def send(self) -> list[PutReceipt]:
-        """Put the first messages of all members in one commit. Their receipts, in order."""
-        return self._sender.put(self.steps(takes_result=False))
-
-    async def send_async(self) -> list[AsyncPutReceipt]:
-        """`send` for asyncio."""
-        return await self._sender.put_async(self.steps(takes_result=False))
 
     def _steps(self, *, takes_result: bool) -> list[Step]:
         return [TaskGroup([each.steps(takes_result=takes_result) for each in self._members], takes_result)]

@@ -18,7 +18,7 @@ from fastness.tasks.jobs import Job, running
 KeyOf = str | Callable[..., str]  # The name of an argument, or a function of all arguments.
 
 
-class TaskFunction:
+class TaskFunction(TaskArguments):
     """A function with its name in messages, and the options of messages that follow from its arguments."""
 
     def __init__(self, name: str, function: Callable[..., Any], *, queue: str, keys: Mapping[str, KeyOf]) -> None:
@@ -27,45 +27,26 @@ class TaskFunction:
         Raises:
             InvalidArgument: one of them is not the name of an argument.
         """
-        self.name = name
+        super().__init__(name, function)
         self.queue = queue
-        self.function = function
         self.keys = dict(keys)
         self.is_async = inspect.iscoroutinefunction(function)
-        self._arguments = TaskArguments(name, function)
-        signature = self._arguments.signature
         for option, key in self.keys.items():
-            if isinstance(key, str) and key not in signature.parameters:
+            if isinstance(key, str) and key not in self.signature.parameters:
                 said = "concurrency_key" if option == "key" else "unique"
                 raise InvalidArgument(
-                    f"{said} of task {name} is {key!r}, which is not one of its arguments {signature}; name one of "
-                    "them, or give a function of them"
+                    f"{said} of task {name} is {key!r}, which is not one of its arguments {self.signature}; name one "
+                    "of them, or give a function of them"
                 )
-
-    def sent(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """The arguments of a call as JSON has them, if they fit the annotations.
-
-        Raises:
-            InvalidArgument: they do not fit, or JSON has no form for them.
-        """
-        return self._arguments.sent(args, kwargs)
-
-    def received(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """The arguments of a message, as the annotations say.
-
-        Raises:
-            InvalidArgument: they do not fit.
-        """
-        return self._arguments.received(args, kwargs)
 
     def message_keys(self, args: list[Any], kwargs: dict[str, Any]) -> dict[str, str]:
         """The options `key` and `unique_key` of a call."""
         found = {}
         for option, key in self.keys.items():
             if isinstance(key, str):
-                found[option] = str(self._arguments.with_defaults(args, kwargs).arguments[key])
+                found[option] = str(self.with_defaults(args, kwargs).arguments[key])
             else:
-                typed = self._arguments.with_defaults(*self._arguments.received(args, kwargs))
+                typed = self.with_defaults(*self.received(args, kwargs))
                 found[option] = key(*typed.args, **typed.kwargs)
                 if not isinstance(found[option], str):
                     raise InvalidArgument(f"The function for the {option} of task {self.name} must return text")

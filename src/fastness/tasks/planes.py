@@ -102,11 +102,8 @@ def check_no_loop(call: str) -> None:
     Raises:
         InvalidArgument: an event loop is running in this thread.
     """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return
-    raise InvalidArgument(f"`{call}` would block the running event loop; write `await {call}_async(…)`")
+    if asyncio._get_running_loop() is not None:
+        raise InvalidArgument(f"`{call}` would block the running event loop; write `await {call}_async(…)`")
 
 
 async def close_handle(plane: AsyncPlane) -> None:
@@ -123,10 +120,7 @@ def async_plane_of(plane: Plane) -> AsyncPlane:
 
     transport = plane._transport
     if isinstance(transport, RemoteTransport):
-        remote = AsyncRemoteTransport(
-            transport.url, token=transport.token, tls=transport.tls, patience_seconds=transport.patience_seconds
-        )
-        return AsyncPlane(remote, plane.universe)
+        return AsyncPlane(transport.opened_again(AsyncRemoteTransport), plane.universe)
     from fastness.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
 
     assert isinstance(transport, EmbeddedTransport)
@@ -139,10 +133,7 @@ def plane_of(plane: AsyncPlane) -> Plane:
 
     transport = plane._transport
     if isinstance(transport, AsyncRemoteTransport):
-        remote = RemoteTransport(
-            transport.url, token=transport.token, tls=transport.tls, patience_seconds=transport.patience_seconds
-        )
-        return Plane(remote, plane.universe)
+        return Plane(transport.opened_again(RemoteTransport), plane.universe)
     from fastness.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
 
     assert isinstance(transport, AsyncEmbeddedTransport)

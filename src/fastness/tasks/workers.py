@@ -12,8 +12,6 @@ from functools import partial
 from typing import Any, Final
 
 from fastness.handles import task_runs
-from fastness.handles.messages import AsyncMessage
-from fastness.handles.plane import AsyncPlane
 from fastness.handles.sync import task_runs as sync_runs
 from fastness.handles.task_flow import FindTask
 from fastness.handles.workers import AsyncWorker, Worker, WorkerStats
@@ -154,14 +152,10 @@ class TaskWorker:
         plane = await self._planes.new_async()
         self._planes.set_async(plane)
         try:
-            handler = partial(_run_message, plane, self._find_task)
+            handler = partial(task_runs.run_message, plane, find_task=self._find_task)
             self._loop_worker = AsyncWorker(plane, dict.fromkeys(self._loop_queues, handler), **self._options)
             self._loop = asyncio.get_running_loop()
             self._loop_ready.set()
             await self._loop_worker.run()
         finally:
             await close_handle(plane)
-
-
-async def _run_message(plane: AsyncPlane, find_task: FindTask, message: AsyncMessage) -> None:
-    await task_runs.run_message(plane, message, find_task)

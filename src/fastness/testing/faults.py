@@ -16,12 +16,12 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, Protocol, cast
 
 from fastness.backends.objects import ObjectStore
 from fastness.errors import CommitUnknown, Unreachable
-from fastness.kv import Database, OnCommit, Pair, Result, Transaction, Watch, Work, fence_floor
+from fastness.kv import Database, Pair, Result, Transaction, Work, fence_floor
+from fastness.kv.wrapped_database import WrappedDatabase
 from fastness.testing.clock import ManualClock
 from fastness.tiers import Tier
 
@@ -95,14 +95,14 @@ class SeededFaults:
         )
 
 
-class FaultyDatabase(Database):
+class FaultyDatabase(WrappedDatabase):
     """A database that fails where its faults decide, and that can simulate a power loss.
 
     Works on any backend. `power_loss` needs one caller at a time, as in a simulation.
     """
 
     def __init__(self, inner: Database, faults: Faults | None = None) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self.faults: Faults = faults or ChosenFault()
         self._unsynced: list[tuple[int, Undo]] = []  # The number of each commit that a power loss would revert.
         self._commits = 0
@@ -149,25 +149,10 @@ class FaultyDatabase(Database):
             result = await self._inner.read_async(work, *args, tier=tier, **kwargs)
         return Committed(self, result, None, self._note_commit(_NO_WRITES, tier)).wait()
 
-    def size_of(self, begin: bytes, end: bytes, *, pairs_max: int | None = None) -> int | None:
-        return self._inner.size_of(begin, end, pairs_max=pairs_max)
-
-    def watch(self, prefix: bytes, *others: bytes, additions: bool = False) -> Watch:
-        return self._inner.watch(prefix, *others, additions=additions)
-
-    def subscribe(self, on_commit: OnCommit) -> Callable[[], None]:
-        return self._inner.subscribe(on_commit)
-
     def sync(self) -> None:
         self._reach("sync: begin")
         self._inner.sync()
         self.sync_up_to(self._commits)
-
-    def checkpoint(self, path: Path) -> None:
-        self._inner.checkpoint(path)
-
-    def close(self) -> None:
-        self._inner.close()
 
     def power_loss(self) -> int:
         """Revert every unsynced commit, and do what opening the key space again does. Returns how many there were."""

@@ -9,8 +9,9 @@ from fastness.kv import Transaction
 from fastness.layers import queues as layer
 from fastness.layers.queues import NEVER_MS, Prefetched, QueueKey, SearchOn, message_leases
 from fastness.testing.histories import Operation, Outcome, Violation
+from fastness.testing.queue_scenarios import Proof, lease_of, reject
 from fastness.testing.simulation import Client, Simulation
-from fastness.wire.queues import MessageLease, NewMessage, NewResult, QueuePolicy
+from fastness.wire.queues import NewMessage, NewResult, QueuePolicy
 
 _JOBS: Final = QueueKey("main", "jobs")
 _KEYS: Final = ("a", "b", "c")
@@ -18,8 +19,6 @@ _UNIQUE: Final = ("u", "v")
 _CONCURRENCY: Final = 2
 _ATTEMPTS_MAX: Final = 3
 _DELIVERIES_MAX: Final = 400  # Far more than the messages of a run.
-
-Proof = tuple[str, int, str]  # Message id, fence and lease id.
 
 
 def jobs(simulation: Simulation) -> Callable[[], None]:
@@ -97,7 +96,7 @@ async def _settle(client: Client, proof: Proof) -> None:
     elif choice < 0.8:
         await client.operate("nack", id, None, _nack, proof)
     elif choice < 0.9:
-        await client.operate("reject", id, None, _reject, proof)
+        await client.operate("reject", id, None, reject, proof)
 
 
 def _known_ids(simulation: Simulation) -> list[str]:
@@ -213,15 +212,11 @@ def _lease(tx: Transaction, prefetched: Prefetched, owner: str, limit: int) -> l
 
 
 def _ack(tx: Transaction, proof: Proof, value: str) -> None:
-    layer.ack(tx, _JOBS, _lease_of(proof), NewResult(value.encode()))
+    layer.ack(tx, _JOBS, lease_of(proof), NewResult(value.encode()))
 
 
 def _nack(tx: Transaction, proof: Proof) -> None:
-    layer.nack(tx, _JOBS, _lease_of(proof), error="on purpose")
-
-
-def _reject(tx: Transaction, proof: Proof) -> None:
-    layer.reject(tx, _JOBS, _lease_of(proof), error="on purpose")
+    layer.nack(tx, _JOBS, lease_of(proof), error="on purpose")
 
 
 def _cancel(tx: Transaction, id: str) -> str:
@@ -246,8 +241,3 @@ def _result(tx: Transaction, id: str) -> str | None:
     except MessageCancelled:
         return "cancelled"
     return None if found is None else (found.value or b"").decode()
-
-
-def _lease_of(proof: Proof) -> MessageLease:
-    id, fence, lease_id = proof
-    return MessageLease(id, lease_id, fence)

@@ -54,7 +54,7 @@ def queues(simulation: Simulation) -> Callable[[], None]:
             return []
         for proof, operation in zip(done, acks, strict=True):
             if _ref_of(proof) in refused:
-                history.raised(operation, lease_mismatch(_lease_of(proof)))
+                history.raised(operation, lease_mismatch(lease_of(proof)))
             else:
                 history.ok(operation, None)
         history.ok(lease, batch)
@@ -125,7 +125,7 @@ async def _settle(client: Client, proof: Proof) -> None:
         delay_seconds, counts = client.random.choice((0.0, None, 1.0)), client.random.random() < 0.7
         await client.operate("nack", "jobs", [*proof, counts], _nack, proof, delay_seconds, counts)
     else:
-        await client.operate("reject", "jobs", proof, _reject, proof)
+        await client.operate("reject", "jobs", proof, reject, proof)
 
 
 # Checks at the end.
@@ -364,22 +364,22 @@ def _delivered(tx: Transaction, message: StoredMessage) -> list[Any]:
 
 
 def _ack(tx: Transaction, proof: Proof) -> None:
-    layer.ack(tx, _JOBS, _lease_of(proof))
+    layer.ack(tx, _JOBS, lease_of(proof))
 
 
 def _nack(tx: Transaction, proof: Proof, delay_seconds: float | None, counts: bool) -> None:
-    layer.nack(tx, _JOBS, _lease_of(proof), delay_seconds=delay_seconds, counts=counts, error="on purpose")
+    layer.nack(tx, _JOBS, lease_of(proof), delay_seconds=delay_seconds, counts=counts, error="on purpose")
 
 
-def _reject(tx: Transaction, proof: Proof) -> None:
-    layer.reject(tx, _JOBS, _lease_of(proof), error="on purpose")
+def reject(tx: Transaction, proof: Proof) -> None:
+    layer.reject(tx, _JOBS, lease_of(proof), error="on purpose")
 
 
 def _extend(tx: Transaction, proof: Proof, by_ms: int) -> int:
-    return layer.extend(tx, _JOBS, _lease_of(proof), by_ms=by_ms).due_ms
+    return layer.extend(tx, _JOBS, lease_of(proof), by_ms=by_ms).due_ms
 
 
-def _lease_of(proof: Proof) -> MessageLease:
+def lease_of(proof: Proof) -> MessageLease:
     id, fence, lease_id = proof
     return MessageLease(id, lease_id, fence)
 

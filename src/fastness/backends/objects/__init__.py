@@ -12,7 +12,8 @@ What every store guarantees, and `fastness.testing.conformance.objects` tests:
 - A write that returned is as durable as the store is. obstore never syncs a local folder, so `FolderStore` does.
 - `list` is in path order, and continues after the last path of the previous page.
 
-Every operation has an async form, `<name>_async`. Paths are the same everywhere: relative, `/` between segments.
+What event loops use has an async form, `<name>_async`: put, write, get, open, head and delete. Paths are the same
+everywhere: relative, `/` between segments.
 """
 
 from typing import Any

@@ -86,9 +86,6 @@ class EncryptedObjects(ObjectStore):
             return self.stored.get_range(path, start, length)
         return b"".join(self._parts_of(path, start, length))
 
-    async def get_range_async(self, path: str, start: int, length: int) -> bytes:
-        return await asyncio.to_thread(self.get_range, path, start, length)
-
     def open(self, path: str, start: int = 0, length: int | None = None) -> Iterator[bytes]:
         if self._is_plain(path):
             return self.stored.open(path, start, length)
@@ -111,9 +108,6 @@ class EncryptedObjects(ObjectStore):
 
     def list(self, prefix: str = "", *, after: str | None = None, limit: int = OBJECT_LIST_MAX) -> Page:
         return self.stored.list(prefix, after=after, limit=limit)
-
-    async def list_async(self, prefix: str = "", *, after: str | None = None, limit: int = OBJECT_LIST_MAX) -> Page:
-        return await self.stored.list_async(prefix, after=after, limit=limit)
 
     def names(self, folder: str) -> Names:
         return self.stored.names(folder)

@@ -1,4 +1,4 @@
-"""The object store over `obstore`. Each operation has a synchronous and an async form."""
+"""The object store over `obstore`. What event loops use has an async form, too."""
 
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
@@ -67,9 +67,6 @@ class ObjectStore:
         """
         return self._put(path, data, "create")
 
-    async def create_async(self, path: str, data: bytes) -> ObjectMeta:
-        return await self._put_async(path, data, "create")
-
     def replace(self, path: str, data: bytes, *, etag: str) -> ObjectMeta:
         """Store `data` over the version of the object with this `etag`.
 
@@ -77,9 +74,6 @@ class ObjectStore:
             ObjectChanged: the object has another version or does not exist; it was not changed.
         """
         return self._put(path, data, _version(etag))
-
-    async def replace_async(self, path: str, data: bytes, *, etag: str) -> ObjectMeta:
-        return await self._put_async(path, data, _version(etag))
 
     def write(self, path: str, chunks: Iterable[bytes], *, create_only: bool = False) -> ObjectMeta:
         """Store a stream under `path`, holding a few parts of OBJECT_PART_BYTES in memory at most.
@@ -142,14 +136,6 @@ class ObjectStore:
             return bytes(obstore.get_range(self._store, path, start=start, length=length))
         return b""
 
-    async def get_range_async(self, path: str, start: int, length: int) -> bytes:
-        if _is_empty_range(start, length):
-            await self.head_async(path)
-            return b""
-        with translate_errors(check_path(path)), ignore_range_after_end():
-            return bytes(await obstore.get_range_async(self._store, path, start=start, length=length))
-        return b""
-
     def open(self, path: str, start: int = 0, length: int | None = None) -> Iterator[bytes]:
         """The object's bytes in parts of at most OBJECT_PART_BYTES, one in memory at a time.
 
@@ -185,16 +171,6 @@ class ObjectStore:
         # A prefix below an object, not a folder, is not found: the page is empty.
         with suppress(ObjectNotFound), translate_errors(prefix or "/"):
             for batch in self._listing(prefix, after, limit):
-                page = _merge(page, batch, limit)
-                if self._in_order and len(page) == limit:
-                    break
-        return page
-
-    async def list_async(self, prefix: str = "", *, after: str | None = None, limit: int = OBJECT_LIST_MAX) -> Page:
-        page: Page = []
-        # A prefix below an object, not a folder, is not found: the page is empty.
-        with suppress(ObjectNotFound), translate_errors(prefix or "/"):
-            async for batch in self._listing(prefix, after, limit):
                 page = _merge(page, batch, limit)
                 if self._in_order and len(page) == limit:
                     break

@@ -73,21 +73,20 @@ class PostgresDatabase(Database):
         self._writer = uuid.uuid4().hex[:12]
         self.contention: Contention = Contention()
         self._running_threads: set[int] = set()
-        self._committer = Committer(
-            GroupOptions(
-                url=url,
-                clock=clock,
-                ids=self._ids,
-                watches=self._watches,
-                writer=self._writer,
-                floor=floor,
-                database=self,
-                isolation=isolation,
-                contention=self.contention,
-                cipher=self.cipher,
-                running_threads=self._running_threads,
-            )
+        self._options = GroupOptions(
+            url=url,
+            clock=clock,
+            ids=self._ids,
+            watches=self._watches,
+            writer=self._writer,
+            floor=floor,
+            database=self,
+            isolation=isolation,
+            contention=self.contention,
+            cipher=self.cipher,
+            running_threads=self._running_threads,
         )
+        self._committer = Committer(self._options)
         self._listener = Listener(url, self._watches, self._writer)
         self._primary_check = PrimaryCheck(url)
         self._stale: StandbyReads | None = None
@@ -199,10 +198,7 @@ class PostgresDatabase(Database):
             connection,
             self._place,
             self._check_usable,
-            clock=self._clock,
-            ids=self._ids,
-            database=self,
-            cipher=self.cipher,
+            options=self._options,
             load_keys=lambda: self.read(_load_keys),
         )
 

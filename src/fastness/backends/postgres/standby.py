@@ -17,9 +17,10 @@ from fastness.backends.postgres.retries import Conflicted, Disconnected
 from fastness.backends.postgres.sessions import Session
 from fastness.clock import Clock, IdSource
 from fastness.errors import Unreachable
-from fastness.kv import Database, OnCommit, ReplayedPosition, Result, Transaction, Watch, Work
+from fastness.kv import Database, ReplayedPosition, Result, Transaction, Work
 from fastness.kv.execution import check_tier, run
 from fastness.kv.value_cipher import ValueCipher
+from fastness.kv.wrapped_database import WrappedDatabase
 from fastness.tiers import Tier
 
 ReadFrom = Literal["primary", "standby"]
@@ -27,7 +28,7 @@ ReadFrom = Literal["primary", "standby"]
 _STATUS_SECONDS: Final = 1.0  # How often the replayed position is asked for, after a read.
 
 
-class StandbyReads(Database):
+class StandbyReads(WrappedDatabase):
     """A key space whose reads come from a standby; everything else goes to the primary."""
 
     def __init__(
@@ -42,7 +43,7 @@ class StandbyReads(Database):
         check_usable: Callable[[], None],
     ) -> None:
         """`check_usable` raises if the caller must not use the primary, and so not this either."""
-        self._primary = primary
+        super().__init__(primary)
         self._check_usable = check_usable
         self._url = url
         self._clock = clock
@@ -73,32 +74,10 @@ class StandbyReads(Database):
                 pass
             finally:
                 self._give_back(session)
-        return self._primary.read(work, *args, tier=tier, **kwargs)
+        return self._inner.read(work, *args, tier=tier, **kwargs)
 
     async def read_async(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
         return await asyncio.to_thread(self.read, work, *args, tier=tier, **kwargs)
-
-    def transact(
-        self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, may_lose: bool = False, **kwargs: Any
-    ) -> Result:
-        return self._primary.transact(work, *args, tier=tier, may_lose=may_lose, **kwargs)
-
-    async def transact_async(
-        self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, may_lose: bool = False, **kwargs: Any
-    ) -> Result:
-        return await self._primary.transact_async(work, *args, tier=tier, may_lose=may_lose, **kwargs)
-
-    def size_of(self, begin: bytes, end: bytes, *, pairs_max: int | None = None) -> int | None:
-        return self._primary.size_of(begin, end, pairs_max=pairs_max)
-
-    def watch(self, prefix: bytes, *others: bytes, additions: bool = False) -> Watch:
-        return self._primary.watch(prefix, *others, additions=additions)
-
-    def subscribe(self, on_commit: OnCommit) -> Callable[[], None]:
-        return self._primary.subscribe(on_commit)
-
-    def sync(self) -> None:
-        self._primary.sync()
 
     def close(self) -> None:
         """Close the connections to the standby, and not the primary."""
@@ -114,7 +93,7 @@ class StandbyReads(Database):
         session.start(b"read", durable=False)  # What a standby has replayed is on its disk.
         view = SnapshotView(session, may_lag=True)
         tx = Transaction(view, clock=self._clock or view, ids=self._ids, writable=False, writer=self._writer)
-        tx.defaults = self._primary.defaults
+        tx.defaults = self._inner.defaults
         try:
             result = run(tx, work, args, kwargs)
         except (Conflicted, Disconnected):

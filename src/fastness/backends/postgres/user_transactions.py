@@ -25,6 +25,7 @@ from psycopg.rows import tuple_row
 
 from fastness import limits
 from fastness.backends.postgres.connections import connect
+from fastness.backends.postgres.groups import GroupOptions
 from fastness.backends.postgres.locked_view import LockTaken, Needs, union
 from fastness.backends.postgres.user_connections import (
     AsyncConnection,
@@ -34,11 +35,9 @@ from fastness.backends.postgres.user_connections import (
     connection_of,
 )
 from fastness.backends.postgres.user_view import UserSession, UserView
-from fastness.clock import Clock, IdSource
 from fastness.errors import Busy, DatabaseFailed, TransactionRequired, Unreachable, WrongDatabase
-from fastness.kv import Database, Result, Transaction, Work
+from fastness.kv import Result, Transaction, Work
 from fastness.kv.execution import run
-from fastness.kv.value_cipher import ValueCipher
 from fastness.threads import run_in_thread
 
 _WHERE: Final = """
@@ -91,19 +90,13 @@ class UserTransaction:
         finder: PlaceFinder,
         check_usable: Callable[[], None],
         *,
-        clock: Clock | None,
-        ids: IdSource,
-        database: Database,
-        cipher: ValueCipher,
+        options: GroupOptions,
         load_keys: Callable[[], None],
     ) -> None:
         self._given = given
         self._finder = finder
         self._check_usable = check_usable  # Raises Closed if the plane was closed.
-        self._clock = clock
-        self._ids = ids
-        self._database = database  # Its `data_format`, `defaults` and `usage` apply.
-        self._cipher = cipher
+        self._options = options
         self._load_keys = load_keys  # In a transaction of its own.
         self._asked: object = None  # The connection that is known to be one to the plane's database.
 
@@ -162,7 +155,7 @@ class UserTransaction:
     ) -> Result:
         needs: Needs = {}
         for _ in range(limits.LOCK_ATTEMPTS_MAX):
-            session = UserSession(connection.pgconn, place.table, self._cipher)
+            session = UserSession(connection.pgconn, place.table, self._options.cipher)
             view: UserView | None = None
             try:
                 session.begin()
@@ -185,10 +178,12 @@ class UserTransaction:
     def _attempt(
         self, session: UserSession, view: UserView, work: Work[Result], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Result:
-        tx = Transaction(view, clock=self._clock or view, ids=self._ids, writer=session.writer)
-        tx.fence_floor, tx.data_format = session.fence_floor, self._database.data_format
-        usage = self._database.usage
-        tx.defaults, tx.usage = self._database.defaults, None if usage is None else usage.of_caller()
+        options = self._options
+        database = options.database
+        tx = Transaction(view, clock=options.clock or view, ids=options.ids, writer=session.writer)
+        tx.fence_floor, tx.data_format = session.fence_floor, database.data_format
+        usage = database.usage
+        tx.defaults, tx.usage = database.defaults, None if usage is None else usage.of_caller()
         result = run(tx, work, args, kwargs)
         if view.taken is not None:
             raise view.taken  # The function has caught it.

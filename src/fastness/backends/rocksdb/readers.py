@@ -8,7 +8,6 @@ mode; this takes a shared lock, so that no process can write while several may r
 import fcntl
 import os
 import shutil
-import struct
 import tempfile
 import time
 from contextlib import ExitStack, suppress
@@ -18,12 +17,12 @@ from typing import Final
 from rocksdict import AccessType, Rdict
 
 from fastness.backends.rocksdb.database import open_rocks, table_options
-from fastness.backends.rocksdb.directory_lock import FLOCK
+from fastness.backends.rocksdb.directory_lock import take_lock
 from fastness.backends.rocksdb.failures import typed_errors
 from fastness.backends.rocksdb.log_check import Repairs, check_durable, check_files
 from fastness.backends.rocksdb.views import CurrentPairs
 from fastness.clock import IdSource, SystemClock
-from fastness.errors import DirectoryInUse, ReadOnlyTransaction
+from fastness.errors import ReadOnlyTransaction
 from fastness.folders import close_synced
 from fastness.kv import Transaction
 from fastness.kv.serial_database import SerialDatabase
@@ -57,7 +56,7 @@ class RocksReader(SerialDatabase):
         with self._files:
             with typed_errors(path, "choose a data directory that this user can read"):
                 if lock:
-                    self._files.callback(close_synced, _lock_directory(path))
+                    self._files.callback(close_synced, take_lock(path, os.O_RDONLY, fcntl.F_RDLCK))
             with typed_errors(Path(tempfile.gettempdir()), "set TMPDIR to a folder that this user can write"):
                 _remove_stale_links()
                 links = tempfile.TemporaryDirectory(prefix=_PREFIX)
@@ -100,22 +99,6 @@ class RocksReader(SerialDatabase):
     def _release(self) -> None:
         with self._files:
             self._rocks.close()
-
-
-def _lock_directory(path: Path) -> int:
-    """A descriptor that holds a shared lock on RocksDB's lock file, which excludes writers."""
-    descriptor = os.open(path / "LOCK", os.O_RDONLY)
-    # An open file description lock: unlike a process lock, it also conflicts with a lock of this process.
-    wanted = struct.pack(FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
-    try:
-        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, wanted)
-    except OSError as error:
-        holder = struct.unpack(FLOCK, fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, wanted))[4]
-        if holder != os.getpid():  # Closing any descriptor of a file releases this process's locks on it.
-            close_synced(descriptor)
-        owner = f"process {holder}" if holder > 0 else "another process"
-        raise DirectoryInUse(f"{path} is already open in {owner}; stop it, then run this again") from error
-    return descriptor
 
 
 def _remove(links: "tempfile.TemporaryDirectory[str]") -> None:

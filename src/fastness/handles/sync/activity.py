@@ -5,17 +5,13 @@ from typing import Any
 
 from fastness.errors import InvalidValue
 from fastness.handles.arguments import checked_items
-from fastness.wire import Transport
+from fastness.handles.sync.handle import Handle
 from fastness.wire.activity import EndSession, ListLogs, LogFile, LoggedRecords, LogRecords, ReadLog
 from fastness.wire.json_values import encode_json
 
 
-class Activity:
+class Activity(Handle):
     """BEST_EFFORT records: acknowledged in memory, written to a file within 200 ms, lost if the process dies before."""
-
-    def __init__(self, transport: Transport, universe: str) -> None:
-        self._transport = transport
-        self._universe = universe
 
     def log(self, session: str, record: Mapping[str, Any], *, kind: str = "activity") -> None:
         """Accept a record into the log of `session`."""

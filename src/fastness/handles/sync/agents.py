@@ -1,15 +1,11 @@
 """Generated from handles/agents.py by tools/make_twins.py; change that file instead."""
 
-from fastness.wire import Transport
+from fastness.handles.sync.handle import Handle
 from fastness.wire.agents import Agent, GetAgent, ListAgents, RegisterAgent
 
 
-class Agents:
+class Agents(Handle):
     """The registered agents of a universe."""
-
-    def __init__(self, transport: Transport, universe: str) -> None:
-        self._transport = transport
-        self._universe = universe
 
     def register(
         self, name: str, *, public_key: bytes | None = None, world: str | None = None, replace: bool = False

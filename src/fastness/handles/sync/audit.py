@@ -1,15 +1,11 @@
 """Generated from handles/audit.py by tools/make_twins.py; change that file instead."""
 
-from fastness.wire import Transport
+from fastness.handles.sync.handle import Handle
 from fastness.wire.audit import AuditPage, ReadAudit
 
 
-class Audit:
+class Audit(Handle):
     """The audit log of a universe, and that of the plane itself."""
-
-    def __init__(self, transport: Transport, universe: str) -> None:
-        self._transport = transport
-        self._universe = universe
 
     def read(
         self,

@@ -4,17 +4,13 @@ from collections.abc import Iterable, Iterator
 
 from fastness.errors import BlobNotFound
 from fastness.handles.arguments import checked_items
+from fastness.handles.sync.handle import Handle
 from fastness.tiers import Tier
-from fastness.wire import Transport
 from fastness.wire.blobs import FindBlob, GetBlob, OpenBlob, PinBlob, PutBlob, WriteBlob
 
 
-class Blobs:
+class Blobs(Handle):
     """The blobs of a universe. Immutable: the same bytes have the same hash and are stored once."""
-
-    def __init__(self, transport: Transport, universe: str) -> None:
-        self._transport = transport
-        self._universe = universe
 
     def put(self, data: bytes, *, pinned: bool = True) -> str:
         """Store `data`; its hash.

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from fastness.handles.arguments import checked_items
+from fastness.handles.sync.handle import Handle
 from fastness.limits import EFFECT_LEASE_SECONDS, INBOX_INLINE_BYTES_MAX
 from fastness.names import checked_name
 from fastness.wire import Transport
@@ -112,12 +113,8 @@ class EffectClaim:
         return f"<effect {self.number} of {self.world}/{self.height}, kind {self.kind}, fence {self.fence}>"
 
 
-class Effects:
+class Effects(Handle):
     """The effects that worlds have asked for and that are not complete."""
-
-    def __init__(self, transport: Transport, universe: str) -> None:
-        self._transport = transport
-        self._universe = universe
 
     def claim(
         self,

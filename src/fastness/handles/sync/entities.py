@@ -9,6 +9,7 @@ import msgspec
 
 from fastness.errors import InvalidArgument, VersionConflict
 from fastness.handles.arguments import checked_map
+from fastness.handles.sync.handle import Handle
 from fastness.limits import ENTITY_ATTEMPTS
 from fastness.names import checked_name
 from fastness.tiers import Tier
@@ -65,12 +66,8 @@ class EntityChange(msgspec.Struct, frozen=True):
     deleted: bool
 
 
-class Entities:
+class Entities(Handle):
     """Entities of every kind. The plane's tier policy gives each field its tier."""
-
-    def __init__(self, transport: Transport, universe: str) -> None:
-        self._transport = transport
-        self._universe = universe
 
     def get(self, kind: str, id: str, *, tier: Tier = Tier.CRITICAL, best_effort: bool = False) -> Entity | None:
         """The entity, or None.

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from fastness.handles.arguments import checked_items
+from fastness.handles.sync.handle import Handle
 from fastness.limits import HOST_LEASE_SECONDS
-from fastness.wire import Transport
 from fastness.wire.canonical import canonical
 from fastness.wire.hosting import (
     ClaimedWorld,
@@ -23,15 +23,11 @@ from fastness.wire.hosting import (
 from fastness.wire.inboxes import Effect, Timer
 
 
-class Hosting:
+class Hosting(Handle):
     """The worlds of a universe that have programs, as a host sees them.
 
     A claim is a lease on a world with a fence. Only its holder commits turns, so at most one host writes a world.
     """
-
-    def __init__(self, transport: Transport, universe: str) -> None:
-        self._transport = transport
-        self._universe = universe
 
     def claim(
         self,

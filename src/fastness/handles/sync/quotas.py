@@ -1,15 +1,11 @@
 """Generated from handles/quotas.py by tools/make_twins.py; change that file instead."""
 
-from fastness.wire import Transport
+from fastness.handles.sync.handle import Handle
 from fastness.wire.quotas import GetQuota, GetUsage, Quota, SetQuota, Usage
 
 
-class Quotas:
+class Quotas(Handle):
     """Limits universes, and shows what they hold. A call without a universe is for that of the plane."""
-
-    def __init__(self, transport: Transport, universe: str) -> None:
-        self._transport = transport
-        self._universe = universe
 
     def set(self, universe: str, quota: Quota) -> Quota:
         """Limit what a universe may hold and do. It replaces the earlier quota.

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from fastness.errors import ResultNotReady, RunCancelled, RunFailed
+from fastness.handles.sync.handle import Handle
 from fastness.handles.workflow_types import WorkflowLike, encoded_arguments, name_of, result_type_of
 from fastness.limits import READ_ENTRIES_MAX, RUN_VALUE_BYTES_MAX, RUN_WAIT_SECONDS_MAX
 from fastness.names import checked_name
@@ -33,12 +34,8 @@ from fastness.wire.type_checks import check_argument
 from fastness.wire.worlds import ReadJournal
 
 
-class Workflows:
+class Workflows(Handle):
     """The workflows of a plane: starts their runs, and finds them."""
-
-    def __init__(self, transport: Transport, universe: str) -> None:
-        self._transport = transport
-        self._universe = universe
 
     def start(self, workflow: WorkflowLike | str, /, *args: Any, id: str | None = None, **kwargs: Any) -> "Run":
         """Start a run of a workflow with these arguments; its handle.

@@ -541,7 +541,7 @@ class Consumers(Generic[Item]):
     def _note_unanswered(self, error: Exception, queue: str) -> None:
         """Log that the plane did not say which messages are cancelled, and ask no more if it never will."""
         _log.info("%s: cannot ask for cancelled messages: %s: %s", queue, type(error).__name__, error)
-        if self._is_final(error):  # The token does not allow it. Lease renewals find them, too.
+        if is_final(error):  # The token does not allow it. Lease renewals find them, too.
             self._asks_for_cancels = False
 
     def _call_on_error(self, error: Exception, queue: str) -> None:
@@ -572,15 +572,13 @@ class Consumers(Generic[Item]):
         except Exception:
             _log.exception("%s raised an error", name)
 
-    @staticmethod
-    def _is_final(error: Exception) -> bool:
-        """Whether a retry cannot succeed.
 
-        The base class does not tell: unexpected errors of a server arrive as that, and may pass.
-        """
-        return (
-            isinstance(error, FastnessError) and type(error) is not FastnessError and error.retry is RetryAdvice.NEVER
-        )
+def is_final(error: Exception) -> bool:
+    """Whether a retry of a call to the plane cannot succeed.
+
+    The base class does not tell: unexpected errors of a server arrive as that, and may pass.
+    """
+    return isinstance(error, FastnessError) and type(error) is not FastnessError and error.retry is RetryAdvice.NEVER
 
 
 def _check_batch(batch: int | None, wait_seconds: float) -> None:

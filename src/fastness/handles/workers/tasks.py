@@ -22,6 +22,7 @@ from fastness.handles.workers.consumers import (
     Window,
     WorkerOptions,
     batches,
+    is_final,
 )
 
 AsyncHandler = Callable[[AsyncMessage], Awaitable[object]]
@@ -140,7 +141,7 @@ class AsyncWorker(Consumers[AsyncMessage]):
                     messages = await self._wait_and_receive(queue)
             except Exception as error:
                 self._report(error, queue.name)
-                if self._is_final(error):
+                if is_final(error):
                     if not self._stopping.is_set():
                         self.error = error
                         self._stopping.set()

@@ -21,6 +21,7 @@ from fastness.handles.workers.consumers import (
     WorkerOptions,
     WorkerOutcome,
     batches,
+    is_final,
 )
 from fastness.stop_signals import stop_on_signals
 
@@ -149,7 +150,7 @@ class Worker(Consumers[Message]):
                 failures = 0
             except Exception as error:
                 self._report(error, queue.name)
-                if handling is None and self._is_final(error):  # An error of one message does not end the worker.
+                if handling is None and is_final(error):  # An error of one message does not end the worker.
                     self._end(error)
                     break
                 failures += 1

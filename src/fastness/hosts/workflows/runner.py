@@ -39,7 +39,8 @@ from fastness.errors import (
     WorkflowChanged,
 )
 from fastness.handles.queues import stored_messages
-from fastness.hosts.failures import is_final, text_of
+from fastness.handles.workers.consumers import is_final
+from fastness.hosts.failures import text_of
 from fastness.hosts.hosted_world import HostedWorld
 from fastness.hosts.step_context import StepContext, set_current_step
 from fastness.hosts.workflows.operations import Call, ChildCall, SentCall, SleepCall, StepCall, WaitCall

@@ -4,7 +4,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple
 
 from fastness.errors import FastnessError, PayloadTooLarge
-from fastness.hosts.failures import is_final, text_of
+from fastness.handles.workers.consumers import is_final
+from fastness.hosts.failures import text_of
 from fastness.hosts.workflows.operations import StepCall
 from fastness.hosts.workflows.steps import error_of
 from fastness.hosts.workflows.values import canonical_flat, plain

@@ -10,6 +10,7 @@ import msgspec
 
 from fastness.errors import InvalidArgument, PayloadTooLarge
 from fastness.limits import RUN_VALUE_BYTES_MAX
+from fastness.tasks.arguments import converted
 from fastness.wire.canonical import canonical
 
 Convert = Callable[[Any], Any]
@@ -152,16 +153,7 @@ class WorkflowArguments:
             raise InvalidArgument(
                 f"Workflow {self._name}{self._signature} cannot be called like this: {error}"
             ) from None
-        for name, value in bound.arguments.items():
-            convert = self._converters.get(name, _unchanged)
-            kind = self._signature.parameters[name].kind
-            if kind is inspect.Parameter.VAR_POSITIONAL:
-                bound.arguments[name] = tuple([convert(each) for each in value])
-            elif kind is inspect.Parameter.VAR_KEYWORD:
-                bound.arguments[name] = {key: convert(each) for key, each in value.items()}
-            else:
-                bound.arguments[name] = convert(value)
-        return list(bound.args), bound.kwargs
+        return converted(bound, lambda name, value: self._converters.get(name, _unchanged)(value))
 
     @cached_property
     def _converters(self) -> dict[str, Convert]:

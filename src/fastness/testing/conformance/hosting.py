@@ -10,7 +10,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from itertools import product
 from typing import Final
 
@@ -23,6 +22,7 @@ from fastness.layers.worlds import World
 from fastness.runtime.consumer_options import ConsumerOptions
 from fastness.runtime.sync.hosting import HostingStore
 from fastness.testing.conformance.workloads import in_threads
+from fastness.testing.conformance.worlds import FAULTS
 from fastness.testing.faults import ChosenFault, Crash, FaultyDatabase
 from fastness.wire.canonical import canonical
 from fastness.wire.hosting import ClaimedWorld, ClaimWorlds, CommitTurn, GivenBack
@@ -30,10 +30,6 @@ from fastness.wire.inboxes import Control, DomainEvent
 
 Check = Callable[[Database], None]
 
-_FAULTS: Final[tuple[Callable[[], BaseException], ...]] = (
-    Crash,
-    partial(CommitUnknown, "The answer is lost on purpose"),
-)
 _ROUNDS_MAX: Final = 1_000
 _WAIT_MS: Final = 10_000
 _SENDS: Final = 20
@@ -73,7 +69,7 @@ def check_a_fault_in_a_claim_or_a_turn_loses_and_repeats_nothing(database: Datab
     counting = ChosenFault()
     database.transact(inboxes.enqueue, world, Control(command="first"))
     run(FaultyDatabase(database, counting))
-    points = list(product(_FAULTS, range(len(counting.points))))
+    points = list(product(FAULTS, range(len(counting.points))))
     for error, fail_at in points:
         sequence = database.transact(inboxes.enqueue, world, Control(command="go"))
         with suppress(Crash, CommitUnknown):

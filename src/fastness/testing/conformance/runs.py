@@ -15,13 +15,14 @@ from typing import Final
 
 import cbor2
 
-from fastness.errors import CommitUnknown, RunEnded, RunExists
+from fastness.errors import RunEnded, RunExists
 from fastness.kv import Database, Subspace, Transaction
 from fastness.layers import hosting, inboxes, runs, turns
 from fastness.layers.worlds import World
 from fastness.limits import READ_ENTRIES_MAX
 from fastness.testing.conformance.workloads import in_threads, raises
-from fastness.testing.faults import ChosenFault, Crash, FaultyDatabase
+from fastness.testing.conformance.worlds import FAULTS
+from fastness.testing.faults import ChosenFault, FaultyDatabase
 from fastness.wire.canonical import canonical
 from fastness.wire.inboxes import DomainEvent
 from fastness.wire.runs import CHILD, COMPLETED, SIGNAL, START, CancelRun, ListRuns, SignalRun, StartRun, UpdateRun
@@ -29,10 +30,6 @@ from fastness.wire.runs import CHILD, COMPLETED, SIGNAL, START, CancelRun, ListR
 Check = Callable[[Database], None]
 
 _HOST: Final = "host"
-_FAULTS: Final[tuple[Callable[[], BaseException], ...]] = (
-    Crash,
-    partial(CommitUnknown, "The answer is lost on purpose"),
-)
 
 
 def check_concurrent_starts_of_one_id_give_one_run(database: Database) -> None:
@@ -85,7 +82,7 @@ def check_a_parent_is_told_once_whatever_fails(database: Database) -> None:
     counting = ChosenFault()
     _run_a_family(FaultyDatabase(database, counting), universe)
     _assert_family(database, universe)
-    for error, fail_at in product(_FAULTS, range(len(counting.points))):
+    for error, fail_at in product(FAULTS, range(len(counting.points))):
         database.transact(Transaction.delete_range, *Subspace("u", universe).range())
         faulty = FaultyDatabase(database, ChosenFault(fail_at, error))
         raises(type(error()), partial(_run_a_family, faulty, universe))

@@ -2,11 +2,11 @@
 
 from bisect import bisect_left
 from collections.abc import Hashable, Mapping
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any
 
 from fastness.errors import InvalidArgument
-from fastness.testing.histories.record import History, Operation, Outcome, Violation, by_key, encode
+from fastness.testing.histories.record import History, Operation, Outcome, Violation, by_key, check_increases, encode
 
 
 def check_counter(history: History, key: Hashable, *, initial: int = 0, final: int | None = None) -> None:
@@ -97,14 +97,7 @@ def _increasing(name: str, operations: list[Operation]) -> list[Operation]:
         if type(operation.result) is not int:
             raise InvalidArgument(f"{operation} has no integer result; record the returned number")
     answered.sort(key=lambda operation: operation.result)
-    latest = answered[0] if answered else None
-    for one, other in pairwise(answered):
-        if one.result == other.result:
-            raise Violation(f"{name}: {one.result} was granted twice", [one, other])
-        latest = max(latest or one, one, key=lambda operation: operation.invoked)
-        if other.returned < latest.invoked:
-            message = f"{name}: {other.result} had returned before the call that got {latest.result} was made"
-            raise Violation(message, [other, latest])
+    check_increases(f"{name}: ", [(operation.result, operation) for operation in answered])
     return answered
 
 

@@ -10,10 +10,9 @@ known to its owner, so nothing is checked for it.
 """
 
 from collections.abc import Hashable
-from itertools import pairwise
 from typing import NamedTuple
 
-from fastness.testing.histories.record import History, Operation, Outcome, Violation, by_key
+from fastness.testing.histories.record import History, Operation, Outcome, Violation, by_key, check_increases
 
 
 class Holder(NamedTuple):
@@ -35,7 +34,7 @@ def check_lease(history: History, key: Hashable) -> list[Holder]:
     operations = by_key(history, "grant", "keepalive", "guarded", "release").get(key, [])
     answered = [each for each in operations if each.outcome is Outcome.OK]
     holders = sorted((_holder(each) for each in answered if each.kind == "grant"), key=lambda holder: holder.fence)
-    _check_fences(key, holders)
+    check_increases(f"Lease {key!r}: fence ", [(holder.fence, holder.grant) for holder in holders])
     for number, later in enumerate(holders):
         for earlier in holders[:number]:
             _check_apart(key, earlier, later, operations)
@@ -48,20 +47,6 @@ def check_lease(history: History, key: Hashable) -> list[Holder]:
 def _holder(grant: Operation) -> Holder:
     fence, acquired_ms, expires_ms = grant.result
     return Holder(fence, acquired_ms, expires_ms, grant)
-
-
-def _check_fences(key: Hashable, holders: list[Holder]) -> None:
-    """Fences strictly increase, as far as real time orders the grants."""
-    latest = holders[0] if holders else None
-    for one, other in pairwise(holders):
-        if one.fence == other.fence:
-            raise Violation(f"Lease {key!r}: fence {one.fence} was granted twice", [one.grant, other.grant])
-        latest = max(latest or one, one, key=lambda holder: holder.grant.invoked)
-        if other.grant.returned < latest.grant.invoked:
-            message = (
-                f"Lease {key!r}: fence {other.fence} had returned before the call that got {latest.fence} was made"
-            )
-            raise Violation(message, [other.grant, latest.grant])
 
 
 def _check_apart(key: Hashable, earlier: Holder, later: Holder, operations: list[Operation]) -> None:

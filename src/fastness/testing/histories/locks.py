@@ -11,12 +11,11 @@ that says so. If its holder was lost, it is certainly held only until its lease 
 """
 
 from collections.abc import Iterable
-from itertools import pairwise
 from operator import attrgetter
 from typing import Final, NamedTuple
 
 from fastness.lock_rules import COMPATIBLE, DATA_LEVELS, Key, Levels, Mode
-from fastness.testing.histories.record import Operation, Outcome, Violation
+from fastness.testing.histories.record import Operation, Outcome, Violation, check_increases
 
 _LEVELS: Final = Levels(DATA_LEVELS, nested=True)
 
@@ -116,12 +115,7 @@ def _check_fences(key: Key, holds: list[Hold]) -> None:
         if granted.session != hold.session:
             message = f"{_LEVELS.describe(key)}: fence {hold.fences[key]} was granted to two sessions"
             raise Violation(message, [granted.acquire, hold.acquire])
-    latest_asked: Hold | None = None
-    for one, other in pairwise(first[fence] for fence in sorted(first)):
-        latest_asked = max(latest_asked or one, one, key=lambda hold: hold.asked)
-        if other.answered < latest_asked.asked:
-            message = f"{_LEVELS.describe(key)}: fence {other.fences[key]} had returned before the call that got "
-            raise Violation(message + f"{latest_asked.fences[key]} was made", [other.acquire, latest_asked.acquire])
+    check_increases(f"{_LEVELS.describe(key)}: fence ", [(fence, first[fence].acquire) for fence in sorted(first)])
 
 
 def _check_order(holds: list[Hold]) -> None:

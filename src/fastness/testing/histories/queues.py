@@ -21,7 +21,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from fastness.errors import InvalidArgument
-from fastness.testing.histories.record import History, Operation, Outcome, Violation, by_key
+from fastness.testing.histories.record import History, Operation, Outcome, Violation, by_key, check_increases
 
 _SETTLING: Final = ("ack", "nack", "reject")
 _WITH_FENCE: Final = (*_SETTLING, "extend")
@@ -58,7 +58,7 @@ def check_queue(
             fenced_calls[operation.argument[0]].append(operation)
     losses = PowerLosses(history)
     for id, deliveries in grants.items():
-        _check_fences_increase(id, deliveries)
+        check_increases(f"Message {id}: fence ", [(grant.fence, grant.lease) for grant in deliveries])
         _check_owners(id, deliveries, fenced_calls[id], losses, late_ms)
     for id, calls in fenced_calls.items():
         certain = [operation for operation in calls if operation.outcome is Outcome.OK]
@@ -113,18 +113,6 @@ def was_released(grant: Grant, fenced_calls: Collection[Operation], *, before: O
         and each.invoked < before.returned
         for each in fenced_calls
     )
-
-
-def _check_fences_increase(id: str, deliveries: list[Grant]) -> None:
-    """Fences of one message strictly increase, as far as real time orders the deliveries."""
-    latest = deliveries[0]
-    for one, other in pairwise(deliveries):
-        if one.fence == other.fence:
-            raise Violation(f"Message {id}: fence {one.fence} was granted twice", [one.lease, other.lease])
-        latest = max(latest, one, key=lambda grant: grant.lease.invoked)
-        if other.lease.returned < latest.lease.invoked:
-            message = f"Message {id}: fence {other.fence} had returned before the call that got {latest.fence} was made"
-            raise Violation(message, [other.lease, latest.lease])
 
 
 def _check_owners(

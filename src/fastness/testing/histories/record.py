@@ -2,8 +2,9 @@
 
 import hashlib
 import threading
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any, Final
 
 import msgspec
@@ -150,3 +151,20 @@ def by_key(history: History, *kinds: str) -> dict[Hashable, list[Operation]]:
         if operation.kind in kinds:
             keys.setdefault(operation.key, []).append(operation)
     return keys
+
+
+def check_increases(name: str, granted: Sequence[tuple[int, Operation]]) -> None:
+    """Check numbers in their order, with the calls that got them: each was granted once, and real time agrees.
+
+    Raises:
+        Violation: two calls got the same number, or a call had returned before that of a lower number was made.
+    """
+    newest: tuple[int, Operation] | None = None
+    for before, after in pairwise(granted):
+        (number, one), (next_number, other) = before, after
+        if number == next_number:
+            raise Violation(f"{name}{number} was granted twice", [one, other])
+        newest = max(newest or before, before, key=lambda each: each[1].invoked)
+        if other.returned < newest[1].invoked:
+            message = f"{name}{next_number} had returned before the call that got {newest[0]} was made"
+            raise Violation(message, [other, newest[1]])

@@ -37,6 +37,11 @@ class Contents:
         self.faults: list[str] = []  # What is wrong in any case.
 
 
+def unchanged(value: Any) -> Any:
+    """Normalizes nothing."""
+    return value
+
+
 def read_contents(plane: Plane, app: HostApp, normalize: Normalize) -> Contents:
     """The contents of a plane, and what is wrong with them in any case: journals that do not give the state again."""
     found = Contents()

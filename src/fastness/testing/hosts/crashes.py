@@ -30,10 +30,9 @@ from typing import Any, Final, TypeAlias, Unpack, cast
 import cbor2
 
 from fastness.handles.sync.plane import Plane
-from fastness.hosts.apps import HostApp
-from fastness.hosts.default_app import DEFAULT_HOST_APP
+from fastness.hosts.apps import DEFAULT_HOST_APP, HostApp
 from fastness.hosts.threads import HostOptions
-from fastness.testing.hosts.contents import Contents, Normalize, differences, read_contents
+from fastness.testing.hosts.contents import Contents, Normalize, differences, read_contents, unchanged
 from fastness.testing.hosts.host_test import AsyncHostTest, HostTest
 from fastness.testing.hosts.processes import Action, HostProcess, ObservedCall
 
@@ -89,7 +88,7 @@ def crash_everywhere(
         CrashFailure: a run ended in another way. The message names the boundary, and what differs.
     """
     app = app or DEFAULT_HOST_APP
-    change = normalize or _unchanged
+    change = normalize or unchanged
     options = {"snapshot_every": _SNAPSHOT_EVERY, **options}
     url = open_url or _in_memory
     first = _Interruption(None, "kill")
@@ -252,7 +251,3 @@ def _done(action: Action) -> str:
 
 def _in_memory() -> str:
     return "memory:"
-
-
-def _unchanged(value: Any) -> Any:
-    return value

@@ -54,7 +54,7 @@ from fastness.plane.open import Options, open_plane
 from fastness.plane.services import Services
 from fastness.testing.clock import START_MS
 from fastness.testing.histories import Violation
-from fastness.testing.hosts.contents import read_contents
+from fastness.testing.hosts.contents import read_contents, unchanged
 from fastness.testing.hosts.host_test import fire_due_timers
 from fastness.testing.hosts.processes import Action, HostProcess
 from fastness.testing.hosts.virtual_loop import VirtualLoop
@@ -321,7 +321,7 @@ class Fleet:
 
     def _check(self) -> None:
         plane = Plane(EmbeddedTransport(self._services))
-        found = read_contents(plane, self._apps[self._version], _unchanged)
+        found = read_contents(plane, self._apps[self._version], unchanged)
         revived = [f"{number} runs had to be revived" for number in self._services.revived_runs.values()]
         wrong = [*self._stale, *self._shared_ids, *revived, *found.faults]
         orders = [f"o-{number}" for number in range(ORDERS)]
@@ -414,10 +414,6 @@ def main(arguments: list[str] | None = None) -> int:
         faults.update(fleet.faults)
     sys.stdout.write(f"{len(seeds)} seeds, {dict(faults)}: no violation\n")
     return 0
-
-
-def _unchanged(value: Any) -> Any:
-    return value
 
 
 if __name__ == "__main__":

@@ -24,8 +24,7 @@ from fastness.handles.plane import AsyncPlane
 from fastness.handles.runs import AsyncRun
 from fastness.handles.sync.plane import Plane
 from fastness.handles.sync.runs import Run
-from fastness.hosts.apps import HostApp
-from fastness.hosts.default_app import DEFAULT_HOST_APP
+from fastness.hosts.apps import DEFAULT_HOST_APP, HostApp
 from fastness.hosts.programs import Program
 from fastness.hosts.threads import HostOptions
 from fastness.kv import Transaction

@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from itertools import count
-from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Protocol, Unpack
 
 from fastness.errors import FastnessError
@@ -29,7 +28,8 @@ from fastness.hosts.host import AsyncHost
 from fastness.hosts.hosted_world import HostedWorld
 from fastness.hosts.runners import Runner, RunnerFactory
 from fastness.hosts.threads import HostOptions
-from fastness.kv import Database, OnCommit, Result, Transaction, Watch, Work
+from fastness.kv import Database, Result, Transaction, Work
+from fastness.kv.wrapped_database import WrappedDatabase
 from fastness.layers import effects, hosting
 from fastness.layers.effects import EffectKey
 from fastness.layers.worlds import World
@@ -275,11 +275,11 @@ class _TaskFactory:
         return task
 
 
-class ProcessDatabase(Database):
+class ProcessDatabase(WrappedDatabase):
     """A plane's database, as one process uses it."""
 
     def __init__(self, inner: Database, process: HostProcess) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._process = process
         self.data_format = inner.data_format
         self.commits = 0
@@ -352,27 +352,9 @@ class ProcessDatabase(Database):
                     self._process.boundary.note_stale(self._process, _request_name(each))
         return result, tx.has_writes
 
-    def read(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
-        return self._inner.read(work, *args, tier=tier, **kwargs)
-
     async def read_async(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
         await self._process.check_alive()
-        return await self._inner.read_async(work, *args, tier=tier, **kwargs)
-
-    def size_of(self, begin: bytes, end: bytes, *, pairs_max: int | None = None) -> int | None:
-        return self._inner.size_of(begin, end, pairs_max=pairs_max)
-
-    def watch(self, prefix: bytes, *others: bytes, additions: bool = False) -> Watch:
-        return self._inner.watch(prefix, *others, additions=additions)
-
-    def subscribe(self, on_commit: OnCommit) -> Callable[[], None]:
-        return self._inner.subscribe(on_commit)
-
-    def sync(self) -> None:
-        self._inner.sync()
-
-    def checkpoint(self, path: Path) -> None:
-        self._inner.checkpoint(path)
+        return await super().read_async(work, *args, tier=tier, **kwargs)
 
     def close(self) -> None:
         """Do nothing: the plane outlives the process."""
