@@ -102,7 +102,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         with fastness.open(f"dir:{folder}/embedded") as plane:
             report(counter, "embedded", plane, lists=lists)
-        settings = Settings(data=f"{folder}/served", port=0, log_level="warning")
+        settings = Settings(data=f"dir:{folder}/served", port=0, log_level="warning")
         asyncio.run(serve(settings, ready=lambda url: threading.Thread(target=use, args=(url,)).start()))
 
 

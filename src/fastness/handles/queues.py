@@ -20,7 +20,7 @@ from fastness.handles.messages import (
     received_elsewhere,
     received_messages,
 )
-from fastness.handles.receipts import AsyncMessageSource, AsyncPutReceipt, bound_receipts, read_result
+from fastness.handles.receipts import AsyncMessageSource, AsyncPutReceipt, bound_receipt, read_result
 from fastness.limits import LEASED_LIST_MAX, PAYLOAD_INLINE_BYTES_MAX, RECEIVE_WAIT_SECONDS_MAX
 from fastness.names import checked_name
 from fastness.tiers import Tier
@@ -204,7 +204,10 @@ class AsyncQueue:
             debounce_max_seconds,
             # End of the generated fields.
         )
-        return (await self._put([message], tier))[0]
+        if len(payload) > PAYLOAD_INLINE_BYTES_MAX:
+            return (await self._put([message], tier))[0]
+        answer = await self._transport.call(PutMessages(self.name, [message], self._universe, tier=tier))
+        return bound_receipt(self._source, answer.receipts[0])
 
     async def put_many(self, bodies: Iterable[Any], *, tier: Tier = Tier.CRITICAL) -> list[AsyncPutReceipt]:
         """Put up to 256 messages in one commit; each is a body, or a `NewMessage` with its own options."""
@@ -753,7 +756,7 @@ class AsyncQueue:
     async def _put(self, messages: list[NewMessage], tier: Tier) -> list[AsyncPutReceipt]:
         stored = await stored_messages(self._transport, self._universe, messages)
         answer = await self._transport.call(PutMessages(self.name, stored, self._universe, tier=tier))
-        return bound_receipts(self._source, answer.receipts)
+        return [bound_receipt(self._source, receipt) for receipt in answer.receipts]
 
 
 async def stored_messages(transport: AsyncTransport, universe: str, messages: Iterable[NewMessage]) -> list[NewMessage]:

@@ -1,6 +1,5 @@
 """Receipts of puts, and the results of messages."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -44,14 +43,10 @@ class AsyncMessageSource:
         self.queue = queue
 
 
-def bound_receipts(source: AsyncMessageSource, receipts: Sequence[Receipt]) -> list[AsyncPutReceipt]:
-    """Receipts that can wait for the results of their messages."""
-    bound = [
-        AsyncPutReceipt(receipt.id, receipt.durability, receipt.duplicate, receipt.correlation_id)
-        for receipt in receipts
-    ]
-    for receipt in bound:
-        receipt.__dict__["source"] = source
+def bound_receipt(source: AsyncMessageSource, receipt: Receipt) -> AsyncPutReceipt:
+    """A receipt that can wait for the result of its message."""
+    bound = AsyncPutReceipt(receipt.id, receipt.durability, receipt.duplicate, receipt.correlation_id)
+    bound.__dict__["source"] = source
     return bound
 
 

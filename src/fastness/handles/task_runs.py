@@ -22,7 +22,7 @@ from fastness.errors import CasMismatch, FastnessError, InvalidArgument, QueueMe
 from fastness.handles.atomic import AsyncAtomic
 from fastness.handles.messages import AsyncMessage
 from fastness.handles.plane import AsyncPlane
-from fastness.handles.receipts import AsyncMessageSource, AsyncPutReceipt, bound_receipts
+from fastness.handles.receipts import AsyncMessageSource, AsyncPutReceipt, bound_receipt
 from fastness.handles.task_control import Reject, RetryLater, TaskDeferred
 from fastness.handles.task_flow import (
     NO_RESULT,
@@ -50,7 +50,7 @@ async def put_started(plane: AsyncPlane, started: Started) -> list[AsyncPutRecei
     receipts: list[AsyncPutReceipt] = []
     for (queue, _), answer in zip(started.messages, answers, strict=False):  # The answers of the groups follow.
         source = AsyncMessageSource(plane._transport, plane.universe, queue)
-        receipts += bound_receipts(source, answer.receipts)
+        receipts += [bound_receipt(source, each) for each in answer.receipts]
     return receipts
 
 

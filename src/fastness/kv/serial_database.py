@@ -87,8 +87,10 @@ class SerialDatabase(Database):
     def transact(
         self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, may_lose: bool = False, **kwargs: Any
     ) -> Result:
-        check_tier(tier)
-        self._acquire_write_lock()
+        if tier is not _CRITICAL:
+            check_tier(tier)
+        if not self._write_lock.acquire(blocking=False):
+            self._acquire_write_lock()
         try:
             result, commit, events = self._run_and_release(work, args, kwargs, tier, may_lose)
         except Exception:
@@ -104,7 +106,8 @@ class SerialDatabase(Database):
     async def transact_async(
         self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, may_lose: bool = False, **kwargs: Any
     ) -> Result:
-        check_tier(tier)
+        if tier is not _CRITICAL:
+            check_tier(tier)
         if not self._write_lock.acquire(blocking=False):
             if self._running_thread == threading.get_ident():
                 raise nested_transaction_error()
@@ -208,7 +211,8 @@ class SerialDatabase(Database):
             tx.low_space, tx.fence_floor = self.low_space, self._fence_floor
             tx.defaults, tx.usage = self.defaults, usage
             result = run(tx, work, args, kwargs)
-            if tx.has_writes:
+            writes = tx.writes or tx.cleared
+            if writes:
                 if usage is not None:
                     usage.add_writes(tx.writes)
                 self._commit(tx)
@@ -219,13 +223,13 @@ class SerialDatabase(Database):
                 return result, self._last_commit(), tx.events
             if not may_lose or tx.is_kept:
                 commit = self._last_commit()
-                if tx.has_writes:
+                if writes:
                     self._critical_commit = commit
                     if tx.is_exposed:
                         self._exposed_commit = commit
                 return result, commit, tx.events
             # Without writes, it may show that something is not there any more.
-            return result, self._exposed_commit if tx.has_writes else self._critical_commit, tx.events
+            return result, self._exposed_commit if writes else self._critical_commit, tx.events
         finally:
             self._running_thread = 0
             if usage is not None and ticket is not None:

@@ -24,23 +24,18 @@ from fastness.names import KEY_PATTERN, NAME_PATTERN, checked_key, checked_name,
 class Rule(NamedTuple):
     """What a decoder cannot check of a value that has the right type."""
 
-    fits: Callable[[Any], bool]  # A fast answer; if it is False, `check` decides.
+    fits: Callable[[Any], bool] | None  # A fast answer; if it is False, `check` decides. None: the size of a list.
     check: Callable[[str, Any], object]  # Takes the field's name and the value; raises the error of a refused one.
 
 
-def ruled(check: Callable[[str, Any], object], fits: Callable[[Any], bool] | None = None, **schema: Any) -> Meta:
+def ruled(check: Callable[[str, Any], object], fits: Callable[[Any], bool] | None, **schema: Any) -> Meta:
     """Describe a rule to `type_checks.py`, and its JSON schema to readers."""
-    return Meta(extra={"rule": Rule(fits or _undecided, check)}, extra_json_schema=schema)
+    return Meta(extra={"rule": Rule(fits, check)}, extra_json_schema=schema)
 
 
 def worded(words: str, **bounds: Any) -> Meta:
     """Bounds that a decoder checks, and the words for what is allowed."""
     return Meta(extra={"words": words}, **bounds)
-
-
-def _undecided(value: Any) -> bool:
-    del value
-    return False
 
 
 def batch_of(most: int, noun: str) -> Meta:
@@ -53,7 +48,7 @@ def batch_of(most: int, noun: str) -> Meta:
         if len(items) > most:
             raise BatchTooLarge(f"One batch has at most {most} {noun}, not {len(items)}; split it")
 
-    return ruled(check, lambda items: 0 < len(items) <= most, minItems=1, maxItems=most)
+    return ruled(check, None, minItems=1, maxItems=most)
 
 
 def _short_text(most: int) -> Meta:

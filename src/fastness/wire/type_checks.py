@@ -122,6 +122,10 @@ def _term(value: str, kind: Any, names: dict[str, Any]) -> str:
         origin = get_origin(each.kind)
         if each.kind is float:
             term = f"({value}.__class__ is float or {value}.__class__ is int)"
+        elif origin is list and all(_is_struct(part.kind) for part in _options(get_args(each.kind)[0])):
+            # `all` over `map` makes no call of its own for an item.
+            fits = _named(_item_fits(get_args(each.kind)[0]), names)
+            term = f"({value}.__class__ is list or {value}.__class__ is tuple) and all(map({fits}, {value}))"
         elif origin is not None:
             empty = ""
             if origin in (list, dict) and not each.bounds:  # They are mostly empty.
@@ -150,7 +154,9 @@ def _bound_terms(value: str, option: "_Option", names: dict[str, Any]) -> Iterat
             yield term.format(value, bounds[keyword])
     if "pattern" in bounds:
         yield f"{_named(_pattern(bounds['pattern']), names)}({value})"
-    if option.rule is not None:
+    if option.rule is not None and option.rule.fits is None:
+        yield f"{option.bounds['minItems']} <= len({value}) <= {option.bounds['maxItems']}"
+    elif option.rule is not None:
         yield f"{_named(option.rule.fits, names)}({value})"
 
 
@@ -326,7 +332,7 @@ def _out_of_bounds(option: "_Option", wrong: _Wrong) -> _Wrong | None:
     wrong = wrong._replace(fits_type=True)
     if not all(eval(term, names) for term in bounds):
         return wrong
-    if option.rule is not None and not option.rule.fits(wrong.value):
+    if option.rule is not None:
         try:
             option.rule.check(wrong.place.name, wrong.value)
         except FastnessError as error:

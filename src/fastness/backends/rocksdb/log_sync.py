@@ -79,7 +79,8 @@ class LogSync:
                 return
             self._check(commit)
         self._lead()
-        self._check(commit)
+        if commit > self.durable:
+            self._check(commit)
 
     def close(self) -> None:
         """Sync the rest after the current leader has finished, and reject every later wait."""
@@ -105,14 +106,13 @@ class LogSync:
             self._finish_sync(durable)
         if self._failure is None:
             self.sync_seconds = seconds
-            self._report(seconds)
+            if self.on_sync is not None:
+                self._report(self.on_sync, seconds)
 
-    def _report(self, seconds: float) -> None:
+    def _report(self, on_sync: Callable[[float], None], seconds: float) -> None:
         """Call `on_sync`. After an error it is removed: its failure must not fail the callers that wait."""
-        if self.on_sync is None:
-            return
         try:
-            self.on_sync(seconds)
+            on_sync(seconds)
         except Exception:
             self.on_sync = None
             _log.exception("unexpected error in the sync callback; it is not called again")

@@ -20,7 +20,7 @@ from fastness.handles.sync.messages import (
     received_elsewhere,
     received_messages,
 )
-from fastness.handles.sync.receipts import MessageSource, PutReceipt, bound_receipts, read_result
+from fastness.handles.sync.receipts import MessageSource, PutReceipt, bound_receipt, read_result
 from fastness.limits import LEASED_LIST_MAX, PAYLOAD_INLINE_BYTES_MAX, RECEIVE_WAIT_SECONDS_MAX
 from fastness.names import checked_name
 from fastness.tiers import Tier
@@ -204,7 +204,10 @@ class Queue:
             debounce_max_seconds,
             # End of the generated fields.
         )
-        return (self._put([message], tier))[0]
+        if len(payload) > PAYLOAD_INLINE_BYTES_MAX:
+            return (self._put([message], tier))[0]
+        answer = self._transport.call(PutMessages(self.name, [message], self._universe, tier=tier))
+        return bound_receipt(self._source, answer.receipts[0])
 
     def put_many(self, bodies: Iterable[Any], *, tier: Tier = Tier.CRITICAL) -> list[PutReceipt]:
         """Put up to 256 messages in one commit; each is a body, or a `NewMessage` with its own options."""
@@ -751,7 +754,7 @@ class Queue:
     def _put(self, messages: list[NewMessage], tier: Tier) -> list[PutReceipt]:
         stored = stored_messages(self._transport, self._universe, messages)
         answer = self._transport.call(PutMessages(self.name, stored, self._universe, tier=tier))
-        return bound_receipts(self._source, answer.receipts)
+        return [bound_receipt(self._source, receipt) for receipt in answer.receipts]
 
 
 def stored_messages(transport: Transport, universe: str, messages: Iterable[NewMessage]) -> list[NewMessage]:

@@ -1,6 +1,5 @@
 """Generated from handles/receipts.py by tools/make_twins.py; change that file instead."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -44,13 +43,10 @@ class MessageSource:
         self.queue = queue
 
 
-def bound_receipts(source: MessageSource, receipts: Sequence[Receipt]) -> list[PutReceipt]:
-    """Receipts that can wait for the results of their messages."""
-    bound = [
-        PutReceipt(receipt.id, receipt.durability, receipt.duplicate, receipt.correlation_id) for receipt in receipts
-    ]
-    for receipt in bound:
-        receipt.__dict__["source"] = source
+def bound_receipt(source: MessageSource, receipt: Receipt) -> PutReceipt:
+    """A receipt that can wait for the result of its message."""
+    bound = PutReceipt(receipt.id, receipt.durability, receipt.duplicate, receipt.correlation_id)
+    bound.__dict__["source"] = source
     return bound
 
 

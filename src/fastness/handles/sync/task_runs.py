@@ -12,7 +12,7 @@ from fastness.errors import CasMismatch, FastnessError, InvalidArgument, QueueMe
 from fastness.handles.sync.atomic import Atomic
 from fastness.handles.sync.messages import Message
 from fastness.handles.sync.plane import Plane
-from fastness.handles.sync.receipts import MessageSource, PutReceipt, bound_receipts
+from fastness.handles.sync.receipts import MessageSource, PutReceipt, bound_receipt
 from fastness.handles.task_control import Reject, RetryLater, TaskDeferred
 from fastness.handles.task_flow import (
     NO_RESULT,
@@ -40,7 +40,7 @@ def put_started(plane: Plane, started: Started) -> list[PutReceipt]:
     receipts: list[PutReceipt] = []
     for (queue, _), answer in zip(started.messages, answers, strict=False):  # The answers of the groups follow.
         source = MessageSource(plane._transport, plane.universe, queue)
-        receipts += bound_receipts(source, answer.receipts)
+        receipts += [bound_receipt(source, each) for each in answer.receipts]
     return receipts
 
 

@@ -93,7 +93,7 @@ def load_counters(tx: Transaction, keys: QueueKeys) -> QueueCounters:
     If it has none, because they were folded or because it is new, it takes over what is no sum from the folded ones:
     which ids were issued, and whether the clock was set back.
     """
-    stored = tx.get(keys.counters_key(tx.writer))
+    stored = tx.get(keys.counters_key(tx.writer) if tx.writer else keys.own_counters)
     if stored is not None:
         return decode_counters(stored)
     counters = QueueCounters(history_ms=history_ms(policy_at(tx, keys)))
@@ -160,7 +160,8 @@ class QueueTransaction:
     def save(self) -> None:
         if self._key_states is not None:
             self._save_key_states(self._key_states)
-        self.tx.put(self.keys.counters_key(self.tx.writer), encode(self.counters))
+        tx, keys = self.tx, self.keys
+        tx.put(keys.counters_key(tx.writer) if tx.writer else keys.own_counters, encode(self.counters))
         if self.counters.next_due_ms < self._due_ms:
             self.tx.emit(QueueDue(self.queue, self.counters.next_due_ms - self.tx.now_ms))
 
@@ -207,7 +208,7 @@ class QueueTransaction:
         counters = self.counters
         ready = counters.ready
         self.tx.put(self.keys.ready_key_at(priority, position), stored)
-        self.tx.expose()
+        self.tx.is_exposed = True
         ready[priority] = ready.get(priority, 0) + 1
         if position < counters.fronts.get(priority, b""):
             counters.fronts[priority] = position

@@ -13,7 +13,7 @@ from fastness.layers import blobs
 from fastness.layers.queues import groups, locations, unique_keys, upkeep
 from fastness.layers.queues.counters import NEVER_MS, QueueTransaction
 from fastness.layers.queues.keys import QueueKey, QueueKeys, keys_of
-from fastness.layers.queues.policies import check_exists, policy_of
+from fastness.layers.queues.policies import check_exists, policy_at, policy_of
 from fastness.layers.quotas import quotas_of
 from fastness.limits import (
     ATTRIBUTES_BYTES_MAX,
@@ -55,7 +55,7 @@ def put(
     """
     for message in messages:
         check(message)
-    policy = policy_of(tx, queue)
+    policy = policy_at(tx, keys_of(queue))
     if must_exist:
         check_exists(tx, queue, policy)
     for message in messages:
@@ -67,10 +67,9 @@ def put(
         quotas_of(tx).admit_messages(tx, queue.universe, admitted)
     queue_tx = QueueTransaction(tx, queue)
     queue_tx.admitted = admitted
-    receipts = [
-        put_one(queue_tx, policy, message, id, tier)
-        for message, id in zip(messages, queue_tx.new_ids(len(messages)), strict=True)
-    ]
+    receipts = []
+    for message, id in zip(messages, queue_tx.new_ids(len(messages)), strict=True):
+        receipts.append(put_one(queue_tx, policy, message, id, tier))
     if not tx.writer or not only_adds(messages):  # Where plain puts share the queue, the sweeper deletes them.
         upkeep.delete_expired_once_a_minute(queue_tx)
     if policy.group_batches:
