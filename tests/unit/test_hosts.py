@@ -513,7 +513,7 @@ def test_the_lease_of_a_running_adapter_is_renewed(app: HostApp) -> None:
 
         def counted(work: Any, *arguments: Any, **options: Any) -> Coroutine[Any, Any, Any]:
             nonlocal renewals
-            renewals += any(isinstance(argument, ExtendEffect) for argument in arguments)
+            renewals += any(isinstance(getattr(argument, "request", None), ExtendEffect) for argument in arguments)
             if renewals == 8:  # At three in each lease, its lease would have ended twice.
                 is_renewed.set()
             found: Coroutine[Any, Any, Any] = execute(work, *arguments, **options)
