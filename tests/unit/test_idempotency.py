@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -21,7 +22,7 @@ from fastness.kv import Database, Subspace, Transaction
 from fastness.layers import idempotency, leases, queues
 from fastness.layers.idempotency import KeyedCall, keyed_call, run_idempotent
 from fastness.layers.leases import LeaseKey
-from fastness.layers.queues import Leased, PurgeProgress, QueueKey, RedriveProgress
+from fastness.layers.queues import Leased, QueueKey, Work
 from fastness.limits import CALL_KEY_BYTES_MAX, CALL_KEY_PERIOD_SECONDS, MESSAGES_MAX
 from fastness.plane.batching import call_batch
 from fastness.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
@@ -570,10 +571,9 @@ def test_an_interrupted_redrive_resumes_and_respects_its_limit(transport: Embedd
     dead_letters(transport, MESSAGES_MAX + 50)
     request = RedriveMessages("jobs", limit=MESSAGES_MAX + 10)
     call = keyed_call_of(transport, request, "r", again=False)
-    so_far = RedriveProgress()
+    work, step = Work(), partial(queues.redrive_step, ids=None, limit=request.limit)
     for _ in range(parts_done):  # The connection breaks here.
-        options: dict[str, Any] = {"ids": None, "limit": request.limit}
-        so_far, _ = transport.services.database.transact(queues.redrive_step, QUEUE, so_far, call, **options)
+        work, _ = transport.services.database.transact(queues.step, QUEUE, step, work, call)
     assert send(transport, request, "r") == Moved(MESSAGES_MAX + 10)
     assert send(transport, request, "r") == Moved(MESSAGES_MAX + 10)
     stats = transport.call(GetQueueStats("jobs"))
@@ -584,8 +584,8 @@ def test_an_interrupted_purge_resumes(transport: EmbeddedTransport) -> None:
     for _ in range(3):
         transport.call(PutMessages("jobs", [NewMessage(b"x") for _ in range(100)]))
     call = keyed_call_of(transport, PurgeQueue("jobs"), "p", again=False)
-    so_far, _ = transport.services.database.transact(queues.purge_step, QUEUE, PurgeProgress(), call)
-    assert so_far.count == MESSAGES_MAX
+    work, _ = transport.services.database.transact(queues.step, QUEUE, queues.purge_step, Work(), call)
+    assert work.count == MESSAGES_MAX
     assert send(transport, PurgeQueue("jobs"), "p") == Moved(300)
     put(transport, b"later")
     assert send(transport, PurgeQueue("jobs"), "p") == Moved(300)

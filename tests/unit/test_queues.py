@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -631,11 +632,11 @@ def test_leased_messages_are_listed_in_pages(database: Database, monkeypatch: py
 
 def delete(database: Database, queue: QueueKey = JOBS, *, force: bool = False, steps: int = 1_000) -> int:
     """Delete a queue, or stop after some steps."""
-    progress = queues.DeleteProgress()
-    while not progress.is_done and steps:
-        progress, _ = database.transact(queues.delete_step, queue, progress, None, force=force)
+    work, do = queues.Work(), partial(queues.delete_step, force=force)
+    while not work.is_done and steps:
+        work, _ = database.transact(queues.step, queue, do, work, None)
         steps -= 1
-    return progress.count
+    return work.count
 
 
 def populate(database: Database) -> None:

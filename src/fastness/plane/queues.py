@@ -1,7 +1,7 @@
 """Handlers of queue requests. A batch is answered item by item; a failed item does not affect the others."""
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Protocol
 
 import msgspec
@@ -215,7 +215,7 @@ def delete_messages(tx: Transaction, request: DeleteMessages) -> Outcomes:
 @transaction
 def move_messages(tx: Transaction, request: MoveMessages) -> Outcomes:
     _check_count(len(request.ids))
-    target = _key(request.universe, request.to)
+    target = queue_at(request.universe, request.to)
     return _refusals(queues.move_messages(tx, queue_key(request), request.ids, to=target))
 
 
@@ -307,19 +307,20 @@ def survey(stores: AnyStores, request: SurveyQueues) -> Served[QueueSurvey]:
 
 @service
 def purge(stores: AnyStores, request: PurgeQueue, call: KeyedCall | None = None) -> Served[Moved]:
-    return stores.queues.purge(queue_key(request), call, leased=request.leased)
+    return stores.queues.run_work(queue_key(request), partial(queues.purge_step, leased=request.leased), call)
 
 
 @service
 def delete(stores: AnyStores, request: DeleteQueue, call: KeyedCall | None = None) -> Served[Moved]:
-    return stores.queues.delete(queue_key(request), force=request.force, call=call)
+    return stores.queues.run_work(queue_key(request), partial(queues.delete_step, force=request.force), call)
 
 
 @service
 def redrive(stores: AnyStores, request: RedriveMessages, call: KeyedCall | None = None) -> Served[Moved]:
     if request.limit < 1:
         raise InvalidArgument(f"limit is {request.limit}; put back at least 1 dead letter")
-    return stores.queues.redrive(queue_key(request), request.ids, request.limit, call)
+    step = partial(queues.redrive_step, ids=request.ids, limit=request.limit)
+    return stores.queues.run_work(queue_key(request), step, call)
 
 
 @transaction
@@ -419,9 +420,10 @@ def queue_key(request: _OfQueue) -> QueueKey:
     Raises:
         InvalidName, InvalidArgument: its name is invalid.
     """
-    return _key(request.universe, request.queue)
+    return queue_at(request.universe, request.queue)
 
 
 @lru_cache(maxsize=4_096)
-def _key(universe: str, name: str) -> QueueKey:
+def queue_at(universe: str, name: str) -> QueueKey:
+    """The queue with these names, checked."""
     return QueueKey(checked_name("universe", universe), queues.queue_name(name))

@@ -23,7 +23,7 @@ from fastness.layers.leases import keepalive
 from fastness.layers.locks import renew
 from fastness.layers.mailboxes.keys import MAIL_EVENTS
 from fastness.layers.queues import DUE, QueueKey, extend_many
-from fastness.layers.sqs_work import SQS_WORK
+from fastness.layers.queues.work import SQS_WORK
 from fastness.layers.timers import TIMER_SET
 from fastness.lease_renewal import LeaseRenewer
 from fastness.limits import NODE_FIRST_SECONDS, PUSHES_PER_MINUTE

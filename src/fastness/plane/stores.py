@@ -26,7 +26,6 @@ from fastness.runtime.queues import AsyncQueueStore
 from fastness.runtime.row_waiting import AsyncRowWaiter
 from fastness.runtime.runs import AsyncRunStore
 from fastness.runtime.shared_locks import AsyncSharedLockWaiter
-from fastness.runtime.sqs import AsyncSqsStore
 from fastness.runtime.sync.backups import BackupStore
 from fastness.runtime.sync.blobs import BlobStore
 from fastness.runtime.sync.dispatcher import Dispatcher
@@ -39,7 +38,6 @@ from fastness.runtime.sync.queues import QueueStore
 from fastness.runtime.sync.row_waiting import RowWaiter
 from fastness.runtime.sync.runs import RunStore
 from fastness.runtime.sync.shared_locks import SharedLockWaiter
-from fastness.runtime.sync.sqs import SqsStore
 from fastness.runtime.sync.worlds import WorldStore
 from fastness.runtime.worlds import AsyncWorldStore
 from fastness.threads import run_in_thread
@@ -86,10 +84,10 @@ class Stores:
                 services.publish,
                 clock=services.clock,
                 options=services.consumers,
+                worker=services.worker,
             )
             for database in (services.database, services.database.stale)
         )
-        self.sqs = SqsStore(services.database, services.publish, worker=services.worker)
         self.mail = MailWaiter(services.database, services.clock, services.consumers, services.publish)
         self.rows = RowWaiter(services.database, services.clock, services.consumers)
         self.hosting = HostingStore(services.database, services.clock, services.consumers, services.revived_runs)
@@ -145,10 +143,10 @@ class AsyncStores:
                 services.publish,
                 clock=services.clock,
                 options=services.consumers,
+                worker=services.worker,
             )
             for database in (services.database, services.database.stale)
         )
-        self.sqs = AsyncSqsStore(services.database, services.publish, worker=services.worker)
         self.mail = AsyncMailWaiter(services.database, services.clock, services.consumers, services.publish)
         self.rows = AsyncRowWaiter(services.database, services.clock, services.consumers)
         self.hosting = AsyncHostingStore(services.database, services.clock, services.consumers, services.revived_runs)

@@ -1,6 +1,6 @@
 """Queue operations beyond one transaction: waiting, fetching payloads, and processing many messages."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final, Unpack
 
@@ -14,11 +14,12 @@ from fastness.errors import (
     ResultNotKept,
     ResultNotReady,
 )
-from fastness.kv import Database
+from fastness.kv import Database, Transaction
 from fastness.layers import queues
 from fastness.layers.idempotency import KeyedCall
-from fastness.layers.queues import DeleteProgress, FoundLease, PurgeProgress, QueueKey, RedriveProgress, SearchOn
-from fastness.limits import PAYLOAD_FETCH_BYTES_MAX, RESULT_CHECK_SECONDS
+from fastness.layers.queues import FoundLease, QueueKey, SearchOn, Work, WorkKey
+from fastness.layers.queues.work import SQS_WORK
+from fastness.limits import PAYLOAD_FETCH_BYTES_MAX, RESULT_CHECK_SECONDS, SQS_STEPS_MAX
 from fastness.runtime.blobs import AsyncBlobStore
 from fastness.runtime.consumer_options import ConsumerOptions, Polling
 from fastness.runtime.dispatcher import AsyncDispatcher, LeaseOptions
@@ -36,6 +37,7 @@ from fastness.wire.queues import (
     QueueStats,
     QueueSurvey,
 )
+from fastness.wire.sqs import Purged
 from fastness.wire.stored_messages import parse_id
 
 _SEARCHES_MAX: Final = 8  # How often a message that moves while it is searched for is looked up.
@@ -53,6 +55,7 @@ class AsyncQueueStore:
         *,
         clock: Clock | None = None,
         options: ConsumerOptions | None = None,
+        worker: str = "",
     ) -> None:
         self._database = database
         self._clock = clock or SystemClock()
@@ -60,6 +63,7 @@ class AsyncQueueStore:
         self._dispatcher = dispatcher
         self._blobs = blobs
         self._publish = publish
+        self._worker = worker
 
     async def receive(
         self,
@@ -228,33 +232,35 @@ class AsyncQueueStore:
         ]
         return QueueSurvey(counted, following)
 
-    async def purge(self, queue: QueueKey, call: KeyedCall | None = None, *, leased: bool = False) -> Moved:
-        """Remove every message that is not leased, or all, a bounded number per transaction; once per `call`."""
-        so_far = PurgeProgress()
-        while so_far.after is not None:
-            so_far, events = await self._database.transact_async(queues.purge_step, queue, so_far, call, leased=leased)
-            self._publish(events)
-        return Moved(so_far.count)
-
-    async def delete(self, queue: QueueKey, *, force: bool, call: KeyedCall | None = None) -> Moved:
-        """Remove a queue and its messages, a bounded number per transaction; once per `call`."""
-        so_far = DeleteProgress()
-        while not so_far.is_done:
-            so_far, events = await self._database.transact_async(queues.delete_step, queue, so_far, call, force=force)
-            self._publish(events)
-        return Moved(so_far.count)
-
-    async def redrive(
-        self, queue: QueueKey, ids: Sequence[str] | None, limit: int, call: KeyedCall | None = None
+    async def run_work(
+        self, queue: QueueKey, do: Callable[[Transaction, QueueKey, Work], None], call: KeyedCall | None = None
     ) -> Moved:
-        """Return dead letters to the queue, a bounded number per transaction; once per `call`."""
-        so_far = RedriveProgress()
-        while not so_far.is_done:
-            so_far, events = await self._database.transact_async(
-                queues.redrive_step, queue, so_far, call, ids=ids, limit=limit
-            )
+        """Purge, delete or redrive, a bounded number of messages per transaction; once per `call`."""
+        work = Work()
+        while not work.is_done:
+            work, events = await self._database.transact_async(queues.step, queue, do, work, call)
             self._publish(events)
-        return Moved(so_far.count)
+        return Moved(work.count)
+
+    async def begin_work(
+        self,
+        key: WorkKey,
+        begin: Callable[[Transaction, QueueKey, KeyedCall | None], None],
+        do: Callable[[Transaction, QueueKey, Work], int | None],
+        tier: Tier,
+        call: KeyedCall | None,
+    ) -> Purged:
+        """Begin listed work, do a bounded number of its steps, and leave the rest to the background (`sqs_loop.py`)."""
+        await self._database.transact_async(begin, QueueKey(key.universe, key.queue), call, tier=tier)
+        in_ms: int | None = 0
+        for _ in range(SQS_STEPS_MAX):
+            in_ms, events = await self._database.transact_async(queues.listed_step, key, do, self._worker)
+            self._publish(events)
+            if in_ms != 0:
+                break
+        if in_ms is not None:
+            self._publish([(SQS_WORK, key.universe)])
+        return Purged(is_done=in_ms != 0)
 
 
 def _not_found(queue: QueueKey, id: str) -> MessageNotFound:

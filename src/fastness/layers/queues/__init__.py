@@ -4,8 +4,6 @@
 """
 
 from fastness.layers.queues.admin import (
-    DeleteProgress,
-    PurgeProgress,
     delete_step,
     find,
     leased,
@@ -31,7 +29,7 @@ from fastness.layers.queues.by_id import (
 )
 from fastness.layers.queues.counters import DUE, NEVER_MS
 from fastness.layers.queues.dead_letter_sources import sources as dead_letter_sources
-from fastness.layers.queues.dead_letters import RedriveProgress, redrive, redrive_step
+from fastness.layers.queues.dead_letters import redrive, redrive_step
 from fastness.layers.queues.enqueue import only_adds, put, remove_schedule, schedules_of, set_schedule
 from fastness.layers.queues.expiry import due_in, next_due, sweep, sweep_and_collect_events
 from fastness.layers.queues.failures import failures_of
@@ -72,6 +70,7 @@ from fastness.layers.queues.settling import (
     reject,
 )
 from fastness.layers.queues.upkeep import fold, needs_upkeep, run_upkeep
+from fastness.layers.queues.work import Work, WorkKey, listed_step, step
 from fastness.wire.deliveries import delivery_of
 from fastness.wire.stored_messages import StoredMessage, format_id
 
@@ -94,8 +93,6 @@ __all__ = [
     "update",
     "ended",
     "failed",
-    "DeleteProgress",
-    "PurgeProgress",
     "delete_step",
     "leased",
     "matching_names",
@@ -107,7 +104,10 @@ __all__ = [
     "survey",
     "DUE",
     "NEVER_MS",
-    "RedriveProgress",
+    "Work",
+    "WorkKey",
+    "step",
+    "listed_step",
     "redrive",
     "redrive_step",
     "fold",

@@ -1,13 +1,9 @@
 """Administration of queues: peek, leased messages, statistics, names, purge, and deletion."""
 
 from collections.abc import Sequence
-from typing import Any
-
-import msgspec
 
 from fastness.errors import InvalidArgument, QueueInUse
 from fastness.kv import Transaction, pages
-from fastness.layers.idempotency import KeyedCall, store_result, stored_result
 from fastness.layers.queues import (
     dead_letter_sources,
     dead_letters,
@@ -23,6 +19,7 @@ from fastness.layers.queues.enqueue import remove_schedule, schedules_of
 from fastness.layers.queues.keys import QueueKey, QueueKeys, keys_of, queues
 from fastness.layers.queues.message_leases import HeldLease
 from fastness.layers.queues.policies import check_exists, dead_letter_queue, history_ms, policy_of
+from fastness.layers.queues.work import Work
 from fastness.layers.worlds import first_elements, matching_elements
 from fastness.limits import (
     DUE_BATCH_MAX,
@@ -298,95 +295,51 @@ def matching_names(
     return matching_elements(tx, queues(universe), checked_queues(only), after, limit, prefix=prefix)
 
 
-class PurgeProgress(msgspec.Struct, frozen=True, array_like=True):
-    """How far a purge of several transactions has come."""
-
-    count: int = 0
-    after: bytes | None = b""  # Where it continues; None at its end.
-
-
-_decode_progress = msgspec.msgpack.Decoder(PurgeProgress).decode
+def purge_step(tx: Transaction, queue: QueueKey, work: Work, *, leased: bool = False) -> None:
+    """Purge one batch."""
+    if work.after is not None:
+        count, work.after = purge(tx, queue, after=work.after, limit=MESSAGES_MAX, leased=leased)
+        work.count += count
+    work.is_done = work.after is None
 
 
-def purge_step(
-    tx: Transaction, queue: QueueKey, progress: PurgeProgress, call: KeyedCall | None, *, leased: bool = False
-) -> tuple[PurgeProgress, list[tuple[Any, ...]]]:
-    """Purge one batch; returns the new progress, and the events to publish.
-
-    A repeated `call` resumes at the progress that is stored under its key.
-    """
-    before = None if call is None else stored_result(tx, call)
-    progress = progress if before is None else _decode_progress(before)
-    if progress.after is None:
-        return progress, []
-    count, after = purge(tx, queue, after=progress.after, limit=MESSAGES_MAX, leased=leased)
-    progress = PurgeProgress(progress.count + count, after)
-    if call is not None:
-        store_result(tx, call, progress)
-    return progress, tx.events
-
-
-class DeleteProgress(msgspec.Struct, frozen=True, array_like=True):
-    """How far a deletion of several transactions has come."""
-
-    count: int = 0  # Messages removed.
-    after: bytes | None = b""  # Where `purge` continues; None when it has removed everything that is not leased.
-    is_done: bool = False
-
-
-_decode_deletion = msgspec.msgpack.Decoder(DeleteProgress).decode
-
-
-def delete_step(
-    tx: Transaction, queue: QueueKey, progress: DeleteProgress, call: KeyedCall | None, *, force: bool
-) -> tuple[DeleteProgress, list[tuple[Any, ...]]]:
-    """Delete one batch of a queue; returns the new progress, and the events to publish.
+def delete_step(tx: Transaction, queue: QueueKey, work: Work, *, force: bool) -> None:
+    """Delete one batch of a queue.
 
     The first step removes the schedules, which would put messages, and the last one whatever is left: policy, counters,
-    idempotency keys and ack records. An interrupted deletion leaves a valid queue with fewer messages. A repeated
-    `call` resumes at the progress that is stored under its key.
+    idempotency keys and ack records. An interrupted deletion leaves a valid queue with fewer messages.
 
     Raises:
         QueueInUse: messages are leased, and `force` is not set.
     """
-    before = None if call is None else stored_result(tx, call)
-    progress = progress if before is None else _decode_deletion(before)
-    if progress.is_done:
-        return progress, []
     if not force and (held := total_counters(tx, keys_of(queue)).leased) > 0:
         raise QueueInUse(
             f"Queue {queue.name} has {counted(held, 'leased message')}; wait until all are settled, or delete it with "
-            f"force. Of the others, {progress.count:,} were removed"
+            f"force. Of the others, {work.count:,} were removed"
         )
-    if progress == DeleteProgress():
+    if not work.count and work.after == b"":
         for schedule in schedules_of(tx, queue):
             remove_schedule(tx, queue, schedule.name)
-    progress = _delete_batch(tx, queue, progress)
-    if call is not None:
-        store_result(tx, call, progress)
-    return progress, tx.events
-
-
-def _delete_batch(tx: Transaction, queue: QueueKey, progress: DeleteProgress) -> DeleteProgress:
-    if progress.after is not None:
-        count, after = purge(tx, queue, after=progress.after, limit=MESSAGES_MAX)
-        return DeleteProgress(progress.count + count, after)
+    if work.after is not None:
+        count, work.after = purge(tx, queue, after=work.after, limit=MESSAGES_MAX)
+        work.count += count
+        return
     keys, queue_tx = keys_of(queue), QueueTransaction(tx, queue)
     ranges = (keys.ready_range(), keys.waiting.range(), keys.delayed_range())
     if any(tx.scan(begin, end, limit=1) for begin, end in ranges):
-        return DeleteProgress(progress.count)  # Put, or returned by consumers, since the purge.
+        work.after = b""  # Put, or returned by consumers, since the purge.
+        return
     entries = tx.scan(*keys.due_range(0), limit=DUE_BATCH_MAX)
-    count = 0
     for key, value in entries:
-        held = message_leases.held_at(tx, keys, key, value)
-        count += 0 if held is None else _purge_lease(queue_tx, held)
+        held_lease = message_leases.held_at(tx, keys, key, value)
+        work.count += 0 if held_lease is None else _purge_lease(queue_tx, held_lease)
         tx.delete(key)
     if entries:
         queue_tx.save()
-        return DeleteProgress(progress.count + count, None)
+        return
     dead_letter_sources.forget(tx, queue, policy_of(tx, queue))
     tx.delete_range(*queues(queue.universe).at(queue.name).range())
-    return DeleteProgress(progress.count, None, is_done=True)
+    work.is_done = True
 
 
 def _ready(queue_tx: QueueTransaction, limit: int) -> list[StoredMessage]:

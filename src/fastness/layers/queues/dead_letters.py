@@ -8,17 +8,15 @@ letter queue like any message, and is never dead-lettered again.
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
-
 from fastness.errors import InvalidArgument
 from fastness.kv import Transaction
-from fastness.layers.idempotency import KeyedCall, store_result, stored_result
 from fastness.layers.queues import failures, locations, outcomes, sidecars, unique_keys
 from fastness.layers.queues.counters import QueueTransaction
 from fastness.layers.queues.enqueue import clear_ttl, insert, keep_from_now, remove_parts, set_ttl
 from fastness.layers.queues.groups import advance_group
 from fastness.layers.queues.keys import QueueKey, keys_of
 from fastness.layers.queues.policies import SUFFIX, check_not_deleted, dead_letter_queue, policy_of
+from fastness.layers.queues.work import Work
 from fastness.limits import MESSAGES_MAX, PRIORITY_MAX
 from fastness.wire.queues import QueuePolicy
 from fastness.wire.stored_messages import JobOptions, StoredMessage, decode, parse_id
@@ -145,43 +143,16 @@ def bring_back(policy: QueuePolicy, message: StoredMessage) -> None:
         message.attempts = 0
 
 
-class RedriveProgress(msgspec.Struct, frozen=True, array_like=True):
-    """How far a redrive of several transactions has come."""
-
-    count: int = 0  # Dead letters moved back.
-    tried: int = 0  # Dead letters requested so far.
-    is_done: bool = False
-
-
-_decode_progress = msgspec.msgpack.Decoder(RedriveProgress).decode
-
-
-def redrive_step(
-    tx: Transaction,
-    queue: QueueKey,
-    progress: RedriveProgress,
-    call: KeyedCall | None,
-    *,
-    ids: Sequence[str] | None,
-    limit: int,
-) -> tuple[RedriveProgress, list[tuple[Any, ...]]]:
-    """Redrive one batch; returns the new progress, and the events to publish.
-
-    A repeated `call` resumes at the progress that is stored under its key.
-    """
-    before = None if call is None else stored_result(tx, call)
-    progress = progress if before is None else _decode_progress(before)
+def redrive_step(tx: Transaction, queue: QueueKey, work: Work, *, ids: Sequence[str] | None, limit: int) -> None:
+    """Redrive one batch."""
     requested = limit if ids is None else len(ids)
-    size = min(MESSAGES_MAX, requested - progress.tried)
-    if progress.is_done or size < 1:
-        return msgspec.structs.replace(progress, is_done=True), []
-    batch = None if ids is None else ids[progress.tried : progress.tried + size]
-    count = redrive(tx, queue, ids=batch, limit=size)
-    tried = progress.tried + size
-    progress = RedriveProgress(progress.count + count, tried, tried >= requested or (ids is None and count < size))
-    if call is not None:
-        store_result(tx, call, progress)
-    return progress, tx.events
+    size, count = min(MESSAGES_MAX, requested - work.tried), 0
+    if size > 0:
+        batch = None if ids is None else ids[work.tried : work.tried + size]
+        count = redrive(tx, queue, ids=batch, limit=size)
+        work.count += count
+        work.tried += size
+    work.is_done = work.tried >= requested or (ids is None and count < size)
 
 
 class LetterSize(NamedTuple):

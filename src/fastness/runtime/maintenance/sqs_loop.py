@@ -22,9 +22,9 @@ from typing import Final
 from fastness.clock import Clock, on_clock_change
 from fastness.errors import Backend, Busy, Closed, FastnessError
 from fastness.kv import Database, Transaction
-from fastness.layers import move_tasks, sqs, sqs_work, worlds
-from fastness.layers.queues import QueueKey
-from fastness.layers.sqs_work import Kind, Step, WorkKey
+from fastness.layers import move_tasks, queues, sqs, worlds
+from fastness.layers.queues import QueueKey, Work, WorkKey
+from fastness.layers.queues.work import Kind, pending
 from fastness.limits import DUTY_CHECK_SECONDS
 from fastness.runtime.consumer_options import ConsumerOptions
 from fastness.runtime.maintenance.duty import Duty
@@ -39,7 +39,7 @@ _RETRY_SECONDS: Final = 1.0
 _SKIPPED_SECONDS: Final = 60.0  # Until work is tried again of which a value cannot be decrypted.
 _SLEEP_SECONDS_MAX: Final = 3_600.0
 
-_STEPS: Final[dict[Kind, Callable[[Transaction, QueueKey, str], Step]]] = {
+_STEPS: Final[dict[Kind, Callable[[Transaction, QueueKey, Work], int | None]]] = {
     "delete": sqs.delete_step,
     "move": move_tasks.step,
     "purge": sqs.purge_step,
@@ -158,7 +158,7 @@ class SqsLoop:
             self._next_look = now + self._options.poll_seconds + jitter
         for universe in self._universes():
             with skip_undecryptable(self._database, universe, "the search for work on SQS queues"):
-                for key in self._database.read(sqs_work.pending, universe, tier=Tier.IMPORTANT):
+                for key in self._database.read(pending, universe, tier=Tier.IMPORTANT):
                     self._due[key] = 0.0
 
     def _do_due_steps(self) -> None:
@@ -188,7 +188,7 @@ class SqsLoop:
     def _do(self, key: WorkKey) -> float | None:
         """Do a bounded number of steps."""
         for _ in range(_STEPS_MAX):
-            done = self._database.transact(_STEPS[key.kind], QueueKey(key.universe, key.queue), self._worker)
+            done = self._database.transact(queues.listed_step, key, _STEPS[key.kind], self._worker)
             self._publish(done.events)
             if done.in_ms is None:
                 return None
