@@ -15,7 +15,7 @@ The loop of an embedded key space ends when there is no work, and starts with th
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from random import Random
 from typing import Final
 
@@ -28,12 +28,12 @@ from fastness.layers.queues.work import Kind, pending
 from fastness.limits import DUTY_CHECK_SECONDS
 from fastness.runtime.consumer_options import ConsumerOptions
 from fastness.runtime.maintenance.duty import Duty
+from fastness.runtime.maintenance.scan import walk
 from fastness.runtime.maintenance.skipping import skip_undecryptable
 from fastness.runtime.publishing import Publish
 from fastness.tiers import Tier
 
 _log = logging.getLogger("fastness.sqs")
-_PAGE: Final = 100
 _STEPS_MAX: Final = 100  # Of one purge, deletion or task, before the others go on.
 _RETRY_SECONDS: Final = 1.0
 _SKIPPED_SECONDS: Final = 60.0  # Until work is tried again of which a value cannot be decrypted.
@@ -156,7 +156,7 @@ class SqsLoop:
         if self._shared:
             jitter = self._jitter.random() * self._options.poll_jitter_seconds
             self._next_look = now + self._options.poll_seconds + jitter
-        for universe in self._universes():
+        for universe in walk(self._database, worlds.universes):
             with skip_undecryptable(self._database, universe, "the search for work on SQS queues"):
                 for key in self._database.read(pending, universe, tier=Tier.IMPORTANT):
                     self._due[key] = 0.0
@@ -205,9 +205,3 @@ class SqsLoop:
             look = self._next_look - now if self._duty.is_ours() else DUTY_CHECK_SECONDS
             pause = min(pause, look)
         return max(pause, 0.0)
-
-    def _universes(self) -> Iterator[str]:
-        universe = ""
-        while found := self._database.read(worlds.universes, after=universe, limit=_PAGE, tier=Tier.IMPORTANT):
-            universe = found[-1]
-            yield from found
