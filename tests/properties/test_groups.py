@@ -480,7 +480,7 @@ class Groups(RuleBasedStateMachine):
         """Leased or not."""
         message = self.any_message(pick)
         if message is not None:
-            info, _ = self.database.transact(queues.cancel, self.jobs, message.id)
+            info = self.database.transact(queues.cancel, self.jobs, message.id)
             assert getattr(info, "state", None) == "cancelled"
             if message.lease is not None:
                 self.end_lease(self.jobs, message)

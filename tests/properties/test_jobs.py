@@ -381,7 +381,7 @@ class Jobs(RuleBasedStateMachine):
     def a_message_is_cancelled(self, pick: int) -> None:
         job = list(self.jobs.values())[pick % len(self.jobs)]
         try:
-            found, _ = self.database.transact(queues.cancel, self.queue, job.id)
+            found = self.database.transact(queues.cancel, self.queue, job.id)
         except MessageNotFound:
             assert not self.is_known(job)
             return

@@ -326,7 +326,7 @@ def test_releasing_undelivered_messages_forgets_the_call(transport: EmbeddedTran
     """After a broken connection the server releases the messages; a repeated call leases them again."""
     put(transport, b"a", b"b")
     leased, call = lease_keyed(transport, again=again)
-    transport.services.database.transact(queues.release_undelivered, QUEUE, leased, call)
+    transport.services.database.transact(queues.release_undelivered, QUEUE, leased.proofs(), call)
     assert counts(transport) == (2, 0, 1)
     assert [each.fence for each in send(transport, *receive(max_messages=1)).messages] == [2]
 
@@ -345,7 +345,7 @@ def test_messages_of_a_repeated_call_are_not_released(transport: EmbeddedTranspo
     else:
         broken = database.transact(queues.lease_keyed, QUEUE, call=early, owner="ada", limit=1)
         answered = send(transport, *receive(max_messages=1))
-    database.transact(queues.release_undelivered, QUEUE, broken, early)
+    database.transact(queues.release_undelivered, QUEUE, broken.proofs(), early)
     assert counts(transport) == (1, 1, 1)
     assert transport.call(AckMessages("jobs", leases_of(answered))).outcomes[0].code is None
 

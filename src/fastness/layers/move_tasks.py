@@ -16,7 +16,6 @@ options or a workflow state keeps its id, because its result and its state are f
 """
 
 import uuid
-from collections.abc import Iterator
 from typing import Final
 
 import msgspec
@@ -228,14 +227,10 @@ class _Moves:
 
 
 def _is_dead_letter_queue(tx: Transaction, queue: QueueKey) -> bool:
-    return next(_sources(tx, queue), None) is not None
-
-
-def _sources(tx: Transaction, queue: QueueKey) -> Iterator[str]:
-    after: str | None = ""
-    while after is not None:
+    found, after = list[str](), ""
+    while not found and after is not None:
         found, after = queues.dead_letter_sources(tx, queue, after=after, limit=MOVE_TASK_SCAN)
-        yield from found
+    return bool(found)
 
 
 def _rate_wait_ms(tx: Transaction, work: Work) -> int:
@@ -245,17 +240,7 @@ def _rate_wait_ms(tx: Transaction, work: Work) -> int:
 
 
 def _task(source: QueueKey, id: bytes, task: StoredTask) -> MoveTask:
-    return MoveTask(
-        handle=f"{source.name}/{id.hex()}",
-        status=task.status,
-        source=source.name,
-        destination=task.destination,
-        per_second=task.per_second,
-        moved=task.moved,
-        to_move=task.to_move,
-        started_ms=task.started_ms,
-        reason=task.reason,
-    )
+    return MoveTask(handle=f"{source.name}/{id.hex()}", source=source.name, **msgspec.structs.asdict(task))
 
 
 def _save(tx: Transaction, source: QueueKey, id: bytes, task: StoredTask) -> None:

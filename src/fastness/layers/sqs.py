@@ -24,7 +24,6 @@ from fastness.errors import (
 )
 from fastness.kv import Transaction
 from fastness.layers import queues, sqs_attributes
-from fastness.layers.idempotency import KeyedCall, store_result, stored_result
 from fastness.layers.queues import QueueKey, Work, WorkKey, dead_letter_sources, keys_of
 from fastness.layers.queues import work as work_list
 from fastness.layers.queues.counters import total_counters
@@ -218,15 +217,13 @@ def require(tx: Transaction, queue: QueueKey) -> None:
 # Purges and deletions: the first transaction decides, and `purge_step` and `delete_step` remove the messages.
 
 
-def begin_purge(tx: Transaction, queue: QueueKey, call: KeyedCall | None = None) -> None:
-    """Begin to remove all messages of a queue. A repeated `call` changes nothing.
+def begin_purge(tx: Transaction, queue: QueueKey) -> None:
+    """Begin to remove all messages of a queue.
 
     Raises:
         QueueNotFound: it does not exist.
         PurgeInProgress: it was purged less than 60 seconds ago.
     """
-    if call is not None and stored_result(tx, call) is not None:
-        return
     require(tx, queue)
     record = _record(tx, queue)
     left_ms = record.purged_ms + SQS_PURGE_SECONDS * 1_000 - tx.now_ms
@@ -237,8 +234,6 @@ def begin_purge(tx: Transaction, queue: QueueKey, call: KeyedCall | None = None)
     tx.delete_range(*keys_of(queue).ids.range())  # A message that is sent again after the purge is a new one.
     _save(tx, queue, msgspec.structs.replace(record, purged_ms=tx.now_ms))
     work_list.save(tx, WorkKey(*queue, "purge"), Work(tx.now_ms))
-    if call is not None:
-        store_result(tx, call, True)
 
 
 def purge_step(tx: Transaction, queue: QueueKey, work: Work) -> int | None:
@@ -247,14 +242,12 @@ def purge_step(tx: Transaction, queue: QueueKey, work: Work) -> int | None:
     return None if work.is_done else 0
 
 
-def begin_delete(tx: Transaction, queue: QueueKey, call: KeyedCall | None = None) -> None:
-    """Delete a queue: it does not exist from now on, and its messages are removed later. A repeated `call` is ignored.
+def begin_delete(tx: Transaction, queue: QueueKey) -> None:
+    """Delete a queue: it does not exist from now on, and its messages are removed later.
 
     Raises:
         QueueNotFound: it does not exist.
     """
-    if call is not None and stored_result(tx, call) is not None:
-        return
     require(tx, queue)
     forget_source(tx, queue, queues.policy_of(tx, queue))
     tx.put(keys_of(queue).policy, DELETED)
@@ -263,8 +256,6 @@ def begin_delete(tx: Transaction, queue: QueueKey, call: KeyedCall | None = None
     work_list.remove(tx, WorkKey(*queue, "move"))
     tx.delete_range(*work_list.tasks_of(*queue).range())
     work_list.save(tx, WorkKey(*queue, "delete"), Work(tx.now_ms))
-    if call is not None:
-        store_result(tx, call, True)
 
 
 def delete_step(tx: Transaction, queue: QueueKey, work: Work) -> int | None:

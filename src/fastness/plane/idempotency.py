@@ -5,14 +5,14 @@ from functools import partial
 from typing import Any, Protocol
 
 from fastness.kv import Result, Transaction
+from fastness.layers import queues
 from fastness.layers.idempotency import KeyedCall, keyed_call, run_idempotent
-from fastness.layers.queues import abandon_receive
 from fastness.plane.handlers import Run
-from fastness.plane.queues import nack
+from fastness.plane.queues import queue_key
 from fastness.plane.services import HasServices
 from fastness.tiers import Tier
 from fastness.wire.answers import read_answer
-from fastness.wire.queues import MessageLease, NackMessages, ReceiveMessages
+from fastness.wire.queues import MessageLease, ReceiveMessages
 from fastness.wire.requests import Answer, Request
 
 
@@ -49,15 +49,9 @@ class AsyncTransactor(Protocol):
 
 def release_undelivered(
     stores: AsyncTransactor, request: ReceiveMessages, leases: Sequence[MessageLease], call: KeyedCall | None
-) -> Awaitable[None]:
+) -> Awaitable[object]:
     """Make leased messages available again at once, without counting a failure: they could not be delivered.
 
     The stored result of `call` is deleted with it, unless the consumer has repeated the call: then it has the messages.
     """
-    deferral = NackMessages(request.queue, list(leases), intent="defer", universe=request.universe)
-    return stores.transact(_release, deferral, call, tier=Tier.IMPORTANT)
-
-
-def _release(tx: Transaction, deferral: NackMessages, call: KeyedCall | None) -> None:
-    if call is None or abandon_receive(tx, call):
-        nack(tx, deferral)
+    return stores.transact(queues.release_undelivered, queue_key(request), leases, call, tier=Tier.IMPORTANT)

@@ -117,6 +117,6 @@ def unread_replies_error() -> FastnessError:
     return Busy("The client has not read its earlier replies; read them, then call again")
 
 
-async def _ignore_errors(work: Awaitable[None]) -> None:
+async def _ignore_errors(work: Awaitable[object]) -> None:
     with suppress(FastnessError):  # The leases then expire by themselves.
         await work

@@ -225,7 +225,7 @@ def _reject(tx: Transaction, proof: Proof) -> None:
 
 
 def _cancel(tx: Transaction, id: str) -> str:
-    found, _ = layer.cancel(tx, _JOBS, id)
+    found = layer.cancel(tx, _JOBS, id)
     assert not isinstance(found, SearchOn)
     return found.state
 

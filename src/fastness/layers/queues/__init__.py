@@ -17,13 +17,12 @@ from fastness.layers.queues.admin import (
     survey,
 )
 from fastness.layers.queues.by_id import (
-    FoundLease,
     SearchOn,
+    by_ids,
     cancel,
-    cancel_many,
+    finished,
     get,
     result,
-    search,
     search_leases,
     update,
 )
@@ -37,7 +36,6 @@ from fastness.layers.queues.history import read_history
 from fastness.layers.queues.key_flow import info as key_info
 from fastness.layers.queues.key_flow import pause as pause_key
 from fastness.layers.queues.keyed_receives import (
-    abandon_receive,
     ack_keyed,
     lease_keyed,
     release_undelivered,
@@ -46,6 +44,7 @@ from fastness.layers.queues.keyed_receives import (
 from fastness.layers.queues.keys import QueueKey, keys_of
 from fastness.layers.queues.leasing import (
     Leased,
+    LeaseOptions,
     Prefetched,
     deliveries_of,
     lease,
@@ -62,7 +61,6 @@ from fastness.layers.queues.settling import (
     ack_packed,
     change_visibility,
     check,
-    defer_all,
     ended,
     extend,
     extend_many,
@@ -75,16 +73,15 @@ from fastness.wire.deliveries import delivery_of
 from fastness.wire.stored_messages import StoredMessage, format_id
 
 __all__ = [
-    "FoundLease",
     "SearchOn",
     "cancel",
-    "cancel_many",
+    "by_ids",
+    "finished",
     "find",
     "get",
     "key_info",
     "pause_key",
     "result",
-    "search",
     "search_leases",
     "search_messages",
     "delete_messages",
@@ -128,16 +125,15 @@ __all__ = [
     "failures_of",
     "format_id",
     "keys_of",
+    "LeaseOptions",
     "Leased",
     "Prefetched",
-    "abandon_receive",
     "ack",
     "ack_keyed",
     "ack_many",
     "ack_packed",
     "change_visibility",
     "check",
-    "defer_all",
     "deliveries_of",
     "extend",
     "extend_many",

@@ -5,19 +5,21 @@ from collections.abc import Sequence
 from fastness.errors import InvalidArgument, QueueInUse
 from fastness.kv import Transaction, pages
 from fastness.layers.queues import (
+    by_id,
     dead_letter_sources,
     dead_letters,
     history,
     key_flow,
-    locations,
     message_leases,
     policies,
     retention,
 )
-from fastness.layers.queues.counters import QueueTransaction, decode_counters, total_counters
+from fastness.layers.queues.by_id import WaitingMessage
+from fastness.layers.queues.counters import QueueTransaction, decode_counters, ready_ranges, total_counters
 from fastness.layers.queues.enqueue import remove_schedule, schedules_of
 from fastness.layers.queues.keys import QueueKey, QueueKeys, keys_of, queues
 from fastness.layers.queues.message_leases import HeldLease
+from fastness.layers.queues.message_search import leases_from
 from fastness.layers.queues.policies import check_exists, dead_letter_queue, history_ms, policy_of
 from fastness.layers.queues.work import Work
 from fastness.layers.worlds import first_elements, matching_elements
@@ -32,7 +34,7 @@ from fastness.limits import (
 )
 from fastness.plurals import counted
 from fastness.wire.permissions import checked_queues
-from fastness.wire.queues import LeasedMessage, LeasedMessages, QueuePolicy, QueueStats
+from fastness.wire.queues import LeasedMessage, LeasedMessages, MessageState, QueuePolicy, QueueStats
 from fastness.wire.stored_messages import StoredMessage, decode, encode, format_id
 
 _LEASES = b"\x01"  # Where a purge continues that has come to the leases; a due entry follows.
@@ -42,11 +44,11 @@ def peek(tx: Transaction, queue: QueueKey, *, limit: int) -> list[StoredMessage]
     """At most `limit` ready messages in delivery order, without leasing them."""
     if not 0 < limit <= READ_ENTRIES_MAX:
         raise InvalidArgument(f"limit is {limit}; peek takes 1 to {READ_ENTRIES_MAX} messages")
-    queue_tx = QueueTransaction(tx, queue)
-    found = _ready(queue_tx, limit)
+    keys = keys_of(queue)
+    found = _ready(tx, keys, limit)
     for message in found:
         if message.has_body:
-            message.payload = tx.get(queue_tx.keys.body_key(message.id))
+            message.payload = tx.get(keys.body_key(message.id))
     return found
 
 
@@ -62,28 +64,14 @@ def leased(tx: Transaction, queue: QueueKey, *, after: str, limit: int) -> Lease
     if not 0 < limit <= LEASED_LIST_MAX:
         raise InvalidArgument(f"limit is {limit}; one page has 1 to {LEASED_LIST_MAX} messages")
     keys = keys_of(queue)
-    if not total_counters(tx, keys).leased:
-        return LeasedMessages([], None)
-    begin, end = keys.due_range(0)
     entry, skipped = _position(tx, keys, after)
-    begin = keys.due + entry if entry else begin
     found: list[LeasedMessage] = []
-    for _ in range(LEASED_SCAN_MAX // DUE_BATCH_MAX):
-        pairs = tx.scan(begin, end, limit=DUE_BATCH_MAX)
-        for key, value in pairs:
-            held = message_leases.held_at(tx, keys, key, value)
-            left = [] if held is None else held.remaining()
-            if key[len(keys.due) :] == entry:
-                left = [position for position in left if position >= skipped]
-            for position in left:
-                if held is not None and len(found) < limit:
-                    found.append(_leased_message(held.message(position), held.record.owner))
-                else:
-                    return LeasedMessages(found, f"{key[len(keys.due) :].hex()}.{position}")
-        if len(pairs) < DUE_BATCH_MAX:
-            return LeasedMessages(found, None)
-        begin = pairs[-1][0] + b"\x00"
-    return LeasedMessages(found, f"{begin[len(keys.due) :].hex()}.0")
+    for scanned, (held, suffix, position) in enumerate(leases_from(tx, keys, entry, skipped)):
+        if len(found) == limit or scanned == LEASED_SCAN_MAX:
+            return LeasedMessages(found, f"{suffix.hex()}.{position}")
+        if held is not None:
+            found.append(_leased_message(held.message(position), held.record.owner))
+    return LeasedMessages(found, None)
 
 
 def _position(tx: Transaction, keys: QueueKeys, text: str) -> tuple[bytes, int]:
@@ -128,7 +116,7 @@ def stats(tx: Transaction, queue: QueueKey, *, must_exist: bool = False) -> Queu
         check_exists(tx, queue, policy)
     counters = total_counters(tx, keys_of(queue))
     dead = total_counters(tx, keys_of(dead_letter_queue(queue, policy)))
-    head = _ready(QueueTransaction(tx, queue), 1)
+    head = _ready(tx, keys_of(queue), 1)
     return QueueStats(
         queue=queue.name,
         ready=counters.ready_total(),
@@ -221,35 +209,25 @@ def purge(
     messages follow, then delayed ones, and leased ones at the end, if those are to be removed too.
     """
     queue_tx = QueueTransaction(tx, queue)
-    if after == b"":
-        blocked = tx.scan(*queue_tx.keys.waiting.range(), limit=limit)
-        for key, value in blocked:
-            message = decode(value)
-            if message.key is None or not key_flow.remove_waiting(queue_tx, message, message.key):
-                tx.delete(key)
-                queue_tx.counters.blocked -= 1
-            locations.clear(queue_tx, message.id)
-            dead_letters.purge_message(queue_tx, message)
-        if blocked:
-            queue_tx.save()
-            return len(blocked), after
-        found = _ready(queue_tx, limit)
-        for message in found:
-            key_flow.remove_ready(queue_tx, message)
-            dead_letters.purge_message(queue_tx, message)
-        if found:
-            queue_tx.save()
-        return len(found), after if found else b"\x00"
     if after.startswith(_LEASES):
         return _purge_leases(queue_tx, after[len(_LEASES) :], limit)
-    delayed = [decode(value) for _, value in tx.scan(*queue_tx.keys.delayed_range(), limit=limit)]
-    for message in delayed:
-        queue_tx.remove_delayed(message)
-        dead_letters.purge_message(queue_tx, message)
-    if not delayed:
-        return 0, _LEASES if leased else None
-    queue_tx.save()
-    return len(delayed), after
+    if after == b"":
+        found = _waiting(queue_tx, "blocked", queue_tx.keys.waiting.range(), limit=limit)
+        found = found or [WaitingMessage(each, "ready", b"") for each in _ready(tx, queue_tx.keys, limit)]
+    else:
+        found = _waiting(queue_tx, "delayed", queue_tx.keys.delayed_range(), limit=limit)
+    for each in found:
+        dead_letters.purge_message(queue_tx, by_id.take(queue_tx, each))
+    if found:
+        queue_tx.save()
+        return len(found), after
+    return 0, b"\x00" if after == b"" else _LEASES if leased else None
+
+
+def _waiting(
+    queue_tx: QueueTransaction, state: MessageState, area: tuple[bytes, bytes], *, limit: int
+) -> list[WaitingMessage]:
+    return [WaitingMessage(decode(value), state, key) for key, value in queue_tx.tx.scan(*area, limit=limit)]
 
 
 def _purge_leases(queue_tx: QueueTransaction, after: bytes, limit: int) -> tuple[int, bytes | None]:
@@ -272,7 +250,7 @@ def _purge_leases(queue_tx: QueueTransaction, after: bytes, limit: int) -> tuple
 
 def _purge_lease(queue_tx: QueueTransaction, held: HeldLease) -> int:
     """End a lease, and purge the messages that are left in it; returns how many. They cannot be settled then."""
-    messages = held.take_all(queue_tx)
+    messages = held.take(queue_tx)
     for message in messages:
         key_flow.release(queue_tx, message)
         dead_letters.purge_message(queue_tx, message)
@@ -342,13 +320,9 @@ def delete_step(tx: Transaction, queue: QueueKey, work: Work, *, force: bool) ->
     work.is_done = True
 
 
-def _ready(queue_tx: QueueTransaction, limit: int) -> list[StoredMessage]:
-    tx, keys, counters = queue_tx.tx, queue_tx.keys, queue_tx.counters
-    if tx.writer:
-        return [decode(value) for _, value in tx.scan(*keys.ready_range(), limit=limit)]
+def _ready(tx: Transaction, keys: QueueKeys, limit: int) -> list[StoredMessage]:
     found: list[StoredMessage] = []
-    for priority in sorted((each for each, count in counters.ready.items() if count > 0), reverse=True):
-        begin, end = keys.priority_range(priority, counters.fronts.get(priority, b""))
+    for begin, end in ready_ranges(tx, keys):
         found += [decode(value) for _, value in tx.scan(begin, end, limit=limit - len(found))]
         if len(found) == limit:
             break
