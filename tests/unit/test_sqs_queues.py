@@ -435,6 +435,18 @@ def test_two_workers_do_not_repeat_each_other(database: Database, clock: ManualC
     assert removed(database, "purge") > first
 
 
+def test_work_of_a_stopped_worker_goes_on_after_the_clock_was_set_back(database: Database, clock: ManualClock) -> None:
+    create(database)
+    for _ in range(2):
+        put(database, *[b"x"] * 250, queue=JOBS)
+    database.transact(sqs.begin_purge, JOBS)
+    step(database, "purge", worker="one")
+    first = removed(database, "purge")
+    clock.jump_to_ms(clock.now_ms() - 3_600_000)
+    assert step(database, "purge", worker="two").in_ms == 0
+    assert removed(database, "purge") > first
+
+
 def exhausted(database: Database, queue: QueueKey, dead: QueueKey, **attributes: str) -> None:
     """Create a queue, and its dead-letter queue, with a message that was received as often as it may be."""
     fifo = {"FifoQueue": "true", "ContentBasedDeduplication": "true"} if queue.name.endswith(".fifo") else {}

@@ -94,8 +94,8 @@ def listed_step(
     if stored is None:
         return Step(None, [])
     work = _decode(stored)
-    if work.worker != worker and work.until_ms > tx.now_ms:
-        return Step(work.until_ms - tx.now_ms, [])
+    if work.worker != worker and 0 < (wait_ms := work.until_ms - tx.now_ms) <= _WORKER_MS:  # More: a clock set back.
+        return Step(wait_ms, [])
     in_ms = do(tx, QueueKey(key.universe, key.queue), work)
     if in_ms is None:
         remove(tx, key)
