@@ -227,7 +227,8 @@ class _Moves:
 
 
 def _is_dead_letter_queue(tx: Transaction, queue: QueueKey) -> bool:
-    found, after = list[str](), ""
+    after: str | None = ""
+    found: list[str] = []
     while not found and after is not None:
         found, after = queues.dead_letter_sources(tx, queue, after=after, limit=MOVE_TASK_SCAN)
     return bool(found)

@@ -119,11 +119,8 @@ def redrive(tx: Transaction, queue: QueueKey, *, ids: Sequence[str] | None = Non
             continue
         count += 1
         dead.remove_ready(message)
-        dead.record("returned", message)
-        move_parts(dead, queue_tx, message)
-        bring_back(policy, message)
-        if message.origin_job is not None:
-            message.job, message.origin_job = message.origin_job, None
+        bring_back(dead, queue_tx, policy, message)
+        if message.job is not None:
             outcomes.forget(queue_tx, message.id)
             unique_keys.claim(queue_tx, message, message.job)
         keep_from_now(queue_tx, policy, message)
@@ -136,8 +133,11 @@ def redrive(tx: Transaction, queue: QueueKey, *, ids: Sequence[str] | None = Non
     return count
 
 
-def bring_back(policy: QueuePolicy, message: StoredMessage) -> None:
-    """Let a dead letter be a message again of a queue with this policy, with nothing counted that makes it one."""
+def bring_back(dead: QueueTransaction, queue_tx: QueueTransaction, policy: QueuePolicy, message: StoredMessage) -> None:
+    """Let a dead letter that was taken out be a message of a queue again, with nothing counted that makes it one."""
+    dead.record("returned", message)
+    move_parts(dead, queue_tx, message)
+    message.job, message.origin_job = message.origin_job, None
     message.origin, message.died_ms, message.failures = None, 0, 0
     if policy.dead_letter_rule != "failures":
         message.attempts = 0
