@@ -50,7 +50,8 @@ def deliver(folder: Path, marks: int) -> None:
                     database.transact(queues.ack, JOBS, proof)
                     os.write(marks, f"acked {proof.id}".encode())
                 if step % 5 == 4 and not begins:
-                    database.transact(queues.defer_all, JOBS, batch)
+                    proofs = [MessageLease(queues.format_id(each.id), each.lease_id, each.fence) for each in batch]
+                    database.transact(queues.release_undelivered, JOBS, proofs, None)
             if session < 2:
                 for receipt in database.transact(queues.put, JOBS, [NewMessage(payload=b"x") for _ in range(6)]):
                     os.write(marks, f"put {receipt.id}".encode())

@@ -899,11 +899,11 @@ def purge(database: Database, queue: QueueKey, limit: int = 256, *, leased: bool
 
 
 def delete(database: Database, queue: QueueKey, *, force: bool) -> int:
-    progress = queues.DeleteProgress()
-    while not progress.is_done:
-        progress = database.transact(queues.delete_step, queue, progress, None, force=force)
+    work, do = queues.Work(), partial(queues.delete_step, force=force)
+    while not work.is_done:
+        work = database.transact(queues.step, queue, do, work, None)
     assert database.read(lambda tx: tx.scan(*Subspace("u", queue.universe, "q", queue.name).range(), limit=1)) == []
-    return progress.count
+    return work.count
 
 
 def contents(

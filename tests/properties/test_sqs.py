@@ -441,7 +441,8 @@ class SqsMachine(RuleBasedStateMachine):
     @rule(retention=RETENTIONS, seconds=st.sampled_from([0, 60]))
     def create_dead_letter_queue(self, retention: int, seconds: int) -> None:
         queue = QueueKey(self.caller.universe, self.dead)
-        while self.database.transact(sqs.delete_step, queue, "").in_ms == 0:
+        key = queues.WorkKey(*queue, "delete")
+        while self.database.transact(queues.listed_step, key, sqs.delete_step, "") == 0:
             pass
         self.advance(seconds)
         self.create(Queue(self.dead, self.model.now_ms, visibility=5, retention=retention))

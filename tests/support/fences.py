@@ -29,7 +29,7 @@ from fastness.layers.queues import QueueKey, StoredMessage
 from fastness.layers.worlds import World, WorldState
 from fastness.wire.inboxes import Control, DomainEvent, Effect
 from fastness.wire.locks import GrantedLocks, LockSession
-from fastness.wire.queues import NewMessage
+from fastness.wire.queues import MessageLease, NewMessage
 
 JOBS, STATEFUL, ASIDE = (QueueKey("main", name) for name in ("jobs", "stateful", "aside"))
 ADA, BOB = World("main", "ada"), World("main", "bob")
@@ -38,8 +38,13 @@ SESSION: Final = LockSession("session-of-ada-0123456789")
 
 def delivery(tx: Transaction) -> int:
     message = _lease(tx, JOBS)
-    queues.defer_all(tx, JOBS, [message])
+    _return(tx, JOBS, message)
     return message.fence
+
+
+def _return(tx: Transaction, queue: QueueKey, message: StoredMessage) -> None:
+    proof = MessageLease(queues.format_id(message.id), message.lease_id, message.fence)
+    queues.nack(tx, queue, proof, counts=False)
 
 
 def lease_of_a_workflow_state(tx: Transaction) -> int:
@@ -48,7 +53,7 @@ def lease_of_a_workflow_state(tx: Transaction) -> int:
     state = LeaseKey("main", f"q/{STATEFUL.name}/state/{queues.format_id(message.id)}")
     grant = leases.last_grant(tx, state)
     assert grant is not None
-    queues.defer_all(tx, STATEFUL, [message])
+    _return(tx, STATEFUL, message)
     for source, target in ((STATEFUL, ASIDE), (ASIDE, STATEFUL)):
         assert queues.move_messages(tx, source, [queues.format_id(message.id)], to=target) == [None]
     return grant.fence

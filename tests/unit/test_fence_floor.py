@@ -19,6 +19,7 @@ from fastness.layers import lineages, queues
 from fastness.layers.queues import QueueKey
 from fastness.testing.clock import ManualClock
 from fastness.wire.queues import NewMessage
+from tests.unit.queue_calls import proof
 
 JOBS = QueueKey("main", "jobs")
 STEP, COPY_STEP = fence_floor.STEP, fence_floor.COPY_STEP
@@ -193,7 +194,7 @@ def test_a_fence_above_the_floor_still_grows() -> None:
         for expected in (STEP + 1, STEP + 2):
             (message,) = database.transact(queues.lease, JOBS, owner="ada")
             assert message.fence == expected
-            database.transact(queues.defer_all, JOBS, [message])
+            database.transact(queues.nack, JOBS, proof(message), counts=False)
 
 
 def test_prefetched_messages_are_read_again_after_the_floor_was_raised() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -21,7 +22,7 @@ from fastness.kv import Database, Subspace, Transaction
 from fastness.layers import idempotency, leases, queues
 from fastness.layers.idempotency import KeyedCall, keyed_call, run_idempotent
 from fastness.layers.leases import LeaseKey
-from fastness.layers.queues import Leased, PurgeProgress, QueueKey, RedriveProgress
+from fastness.layers.queues import Leased, QueueKey, Work
 from fastness.limits import CALL_KEY_BYTES_MAX, CALL_KEY_PERIOD_SECONDS, MESSAGES_MAX
 from fastness.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
 from fastness.plane.idempotency import keyed_call_of, release_undelivered
@@ -324,7 +325,7 @@ def test_releasing_undelivered_messages_forgets_the_call(transport: EmbeddedTran
     """After a broken connection the server releases the messages; a repeated call leases them again."""
     put(transport, b"a", b"b")
     leased, call = lease_keyed(transport, again=again)
-    transport.services.database.transact(queues.release_undelivered, QUEUE, leased, call)
+    transport.services.database.transact(queues.release_undelivered, QUEUE, leased.proofs(), call)
     assert counts(transport) == (2, 0, 1)
     assert [each.fence for each in send(transport, *receive(max_messages=1)).messages] == [2]
 
@@ -343,7 +344,7 @@ def test_messages_of_a_repeated_call_are_not_released(transport: EmbeddedTranspo
     else:
         broken = database.transact(queues.lease_keyed, QUEUE, call=early, owner="ada", limit=1)
         answered = send(transport, *receive(max_messages=1))
-    database.transact(queues.release_undelivered, QUEUE, broken, early)
+    database.transact(queues.release_undelivered, QUEUE, broken.proofs(), early)
     assert counts(transport) == (1, 1, 1)
     assert transport.call(AckMessages("jobs", leases_of(answered))).outcomes[0].code is None
 
@@ -569,10 +570,9 @@ def test_an_interrupted_redrive_resumes_and_respects_its_limit(transport: Embedd
     dead_letters(transport, MESSAGES_MAX + 50)
     request = RedriveMessages("jobs", limit=MESSAGES_MAX + 10)
     call = keyed_call_of(transport, request, "r", again=False)
-    so_far = RedriveProgress()
+    work, step = Work(), partial(queues.redrive_step, ids=None, limit=request.limit)
     for _ in range(parts_done):  # The connection breaks here.
-        options: dict[str, Any] = {"ids": None, "limit": request.limit}
-        so_far = transport.services.database.transact(queues.redrive_step, QUEUE, so_far, call, **options)
+        work = transport.services.database.transact(queues.step, QUEUE, step, work, call)
     assert send(transport, request, "r") == Moved(MESSAGES_MAX + 10)
     assert send(transport, request, "r") == Moved(MESSAGES_MAX + 10)
     stats = transport.call(GetQueueStats("jobs"))
@@ -583,8 +583,8 @@ def test_an_interrupted_purge_resumes(transport: EmbeddedTransport) -> None:
     for _ in range(3):
         transport.call(PutMessages("jobs", [NewMessage(b"x") for _ in range(100)]))
     call = keyed_call_of(transport, PurgeQueue("jobs"), "p", again=False)
-    so_far = transport.services.database.transact(queues.purge_step, QUEUE, PurgeProgress(), call)
-    assert so_far.count == MESSAGES_MAX
+    work = transport.services.database.transact(queues.step, QUEUE, queues.purge_step, Work(), call)
+    assert work.count == MESSAGES_MAX
     assert send(transport, PurgeQueue("jobs"), "p") == Moved(300)
     put(transport, b"later")
     assert send(transport, PurgeQueue("jobs"), "p") == Moved(300)

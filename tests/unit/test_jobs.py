@@ -27,7 +27,7 @@ from fastness.errors import (
 )
 from fastness.handles.sync.queues import Queue
 from fastness.layers import queues
-from fastness.layers.queues import QueueKey, by_id
+from fastness.layers.queues import QueueKey
 from fastness.limits import FIND_ENTRIES
 from fastness.runtime.maintenance.health_checks import all_queues
 from fastness.runtime.maintenance.queue_repair import repair_queues
@@ -245,6 +245,20 @@ def test_a_plain_message_is_found_behind_many_leases_and_delays(jobs: Queue, pla
     assert jobs.cancel(receipt.id).state == "cancelled"
     with pytest.raises(MessageCancelled):
         message.ack()
+
+
+def test_what_became_of_a_message_is_known_while_there_are_many_leases_and_delays(jobs: Queue) -> None:
+    """The search for a lease ends without one, and what is kept of the message is the answer."""
+    done = jobs.put("done", keep_result=True)
+    received(jobs).ack()
+    for _ in range(FIND_ENTRIES // 250 + 1):
+        jobs.put_many([NewMessage(b"later", delay_seconds=10) for _ in range(250)])
+    jobs.put("leased")
+    received(jobs, visibility_seconds=1_000)
+    assert jobs.get(done.id).state == "done"
+    assert jobs.cancel(done.id).state == "done"
+    with pytest.raises(MessageNotFound, match="has no message"):
+        jobs.get(UNKNOWN_ID)
 
 
 def test_a_message_that_waits_changes_its_priority_and_its_delay(jobs: Queue, clock: ManualClock) -> None:
@@ -749,4 +763,4 @@ def test_the_doctor_finds_a_key_that_does_not_go_on_and_repair_mends_it(jobs: Qu
 
 def test_a_search_ends_where_it_was_told(jobs: Queue, plane: Plane) -> None:
     queue = QueueKey("main", "jobs")
-    assert plane.transact(lambda tx: by_id.search(tx, queue, UNKNOWN_ID, after=b"")) is None
+    assert plane.transact(lambda tx: queues.search_leases(tx, queue, [UNKNOWN_ID], after=b"")) == ({}, None)

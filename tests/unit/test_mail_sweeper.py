@@ -22,7 +22,7 @@ from fastness.kv import Event, Transaction
 from fastness.layers import mailboxes
 from fastness.layers.mailboxes import Address, expiry
 from fastness.layers.mailboxes.keys import MailEvent
-from fastness.runtime.maintenance import mail_sweeper
+from fastness.runtime.maintenance import mail_sweeper, scan
 from fastness.runtime.maintenance.mail_sweeper import MailSweeper
 from fastness.testing.clock import ManualClock
 from fastness.wire.mail import MailPolicy, NewMail
@@ -164,7 +164,7 @@ def test_removed_mail_is_logged_per_agent(day: Day, caplog: pytest.LogCaptureFix
 
 
 def test_every_universe_is_swept(day: Day, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mail_sweeper, "_PAGE", 2)
+    monkeypatch.setattr(scan, "_PAGE", 2)
     agents = [Address(f"universe-{number}", "bob") for number in range(5)]
     for agent in agents:
         day.send(agent)

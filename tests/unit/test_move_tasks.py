@@ -16,9 +16,9 @@ from fastness.errors import (
     QueueNotFound,
 )
 from fastness.kv import Database, Transaction
-from fastness.layers import move_tasks, queues, sqs, sqs_work
-from fastness.layers.queues import QueueKey
-from fastness.layers.sqs_work import SqsWorkAdded
+from fastness.layers import move_tasks, queues, sqs
+from fastness.layers.queues import QueueKey, WorkKey, work
+from fastness.layers.queues.work import SqsWorkAdded
 from fastness.plane import open_plane
 from fastness.plane.embedded import EmbeddedTransport
 from fastness.plane.open import Options
@@ -70,12 +70,16 @@ def task(database: Database) -> MoveTask:
     return database.read(move_tasks.newest, DEAD, limit=1).tasks[0]
 
 
+def step(database: Database, worker: str = "") -> int | None:
+    return database.transact(queues.listed_step, WorkKey(*DEAD, "move"), move_tasks.step, worker)
+
+
 def run(database: Database, worker: str = "") -> int | None:
     """Do steps until the next one has to wait; for how long."""
     for _ in range(1_000):
-        done = database.transact(move_tasks.step, DEAD, worker)
-        if done.in_ms != 0:
-            return done.in_ms
+        in_ms = step(database, worker)
+        if in_ms != 0:
+            return in_ms
     raise AssertionError("it does not end")
 
 
@@ -90,7 +94,7 @@ def test_messages_return_to_the_queues_that_they_come_from(database: Database) -
     assert payloads(peek(database, JOBS)) == [b"a", b"b"]
     assert payloads(peek(database, MAIL)) == [b"c"]
     assert stats(database, DEAD).ready == 0
-    assert database.read(sqs_work.pending, "main") == []
+    assert database.read(work.pending, "main") == []
 
 
 def test_a_moved_message_is_a_new_one(database: Database, clock: ManualClock) -> None:
@@ -265,7 +269,7 @@ def test_the_newest_tasks_are_listed_and_kept(database: Database) -> None:
         run(database)
     found = database.read(move_tasks.newest, DEAD, limit=10).tasks
     assert [each.handle for each in found] == handles[:2:-1]
-    assert len(database.read(lambda tx: tx.scan(*sqs_work.tasks_of(*DEAD).range(), limit=100))) == 10
+    assert len(database.read(lambda tx: tx.scan(*work.tasks_of(*DEAD).range(), limit=100))) == 10
     with pytest.raises(QueueNotFound):
         database.read(move_tasks.newest, QueueKey("main", "absent"), limit=1)
 
@@ -282,7 +286,7 @@ def test_a_task_continues_after_a_crash_between_any_two_steps(
         start(database, per_second=20)
     for _ in range(20):
         with open_database(clock=clock) as database:
-            wait_ms = database.transact(move_tasks.step, DEAD, "").in_ms
+            wait_ms = step(database)
             moved, left = task(database).moved, stats(database, DEAD).ready
             assert (moved + left, stats(database, JOBS).ready) == (12, moved)
             if wait_ms is None:
@@ -299,7 +303,7 @@ def test_another_node_continues_when_one_has_stopped(database: Database, clock: 
     start(database, per_second=20)
     assert run(database, "one") == 100
     clock.advance_ms(100)
-    assert database.transact(move_tasks.step, DEAD, "two").in_ms == 9_900
+    assert step(database, "two") == 9_900
     assert task(database).moved == 2
     clock.advance_ms(9_900)
     run(database, "two")
@@ -374,7 +378,7 @@ def test_a_cancel_wakes_the_loop(tmp_path: Path) -> None:
 
 
 def test_large_queues_are_emptied_after_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("fastness.runtime.sqs", "fastness.runtime.sync.sqs"):
+    for module in ("fastness.runtime.queues", "fastness.runtime.sync.queues"):
         monkeypatch.setattr(f"{module}.SQS_STEPS_MAX", 1)
     plane = open_plane(f"dir:{tmp_path}", Options())
     try:
@@ -409,7 +413,7 @@ def test_two_nodes_move_each_message_once(postgres_url: str) -> None:
 def test_the_node_on_duty_continues_what_another_one_has_left(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqs_work, "_WORKER_MS", 300)
+    monkeypatch.setattr(work, "_WORKER_MS", 300)
     first = open_plane(postgres_url, Options())
     put_all(first, 30)
     first.call(StartMoveTask(source="dead", destination="else", per_second=1))

@@ -4,7 +4,7 @@ import json
 
 from fastness.kv import Database
 from fastness.layers import move_tasks, queues, sqs
-from fastness.layers.queues import QueueKey
+from fastness.layers.queues import QueueKey, WorkKey
 from tests.unit.queue_calls import ack, lease, proof, put, stats
 
 JOBS = QueueKey("main", "jobs.fifo")
@@ -27,7 +27,7 @@ def test_messages_of_groups_are_moved_in_their_order(database: Database) -> None
     assert found["ApproximateNumberOfMessages"] == "8"
     database.transact(move_tasks.start, DEAD, destination="jobs.fifo", per_second=None)
     for _ in range(20):
-        if database.transact(move_tasks.step, DEAD, "").in_ms is None:
+        if database.transact(queues.listed_step, WorkKey(*DEAD, "move"), move_tasks.step, "") is None:
             break
     task = database.read(move_tasks.newest, DEAD, limit=1).tasks[0]
     assert (task.status, task.moved, stats(database, DEAD).ready) == ("COMPLETED", 8, 0)

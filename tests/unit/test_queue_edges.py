@@ -1,6 +1,7 @@
 """Rare cases of queues: clocks that are set back, lost records, calls that cross, and records that expire."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -9,7 +10,7 @@ from fastness.errors import MessageNotFound, QueueMessageLeaseMismatch
 from fastness.kv import Database, Transaction, prefix_range
 from fastness.layers import blobs, queues
 from fastness.layers.blobs import Blob
-from fastness.layers.queues import DeleteProgress, dead_letters, expiry
+from fastness.layers.queues import dead_letters, expiry
 from fastness.testing.clock import ManualClock
 from fastness.wire.queues import LEASE_BYTES, MessageInfo, MessageLease, NewMessage, NewResult
 from fastness.wire.stored_messages import format_lease_id
@@ -433,13 +434,13 @@ def test_a_dead_letter_whose_failures_are_not_kept_is_redriven(database: Databas
 
 def test_a_deletion_removes_messages_that_are_put_meanwhile(database: Database) -> None:
     put(database, b"1")
-    progress = DeleteProgress()
-    while progress.after is not None:
-        progress = database.transact(queues.delete_step, JOBS, progress, None, force=False)
+    work, do = queues.Work(), partial(queues.delete_step, force=False)
+    while work.after is not None:
+        work = database.transact(queues.step, JOBS, do, work, None)
     put(database, b"2")
-    while not progress.is_done:
-        progress = database.transact(queues.delete_step, JOBS, progress, None, force=False)
-    assert progress.count == 2
+    while not work.is_done:
+        work = database.transact(queues.step, JOBS, do, work, None)
+    assert work.count == 2
     assert not has_any(database, KEYS.prefix)
 
 

@@ -1,6 +1,7 @@
 """Messages of a group that one receive leases together, and leases that end sooner or later than they would."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -280,10 +281,10 @@ def test_messages_of_a_group_that_are_too_old_are_left_out(batches: Database, cl
 def test_a_purge_of_leased_messages_opens_their_group(batches: Database) -> None:
     put(batches, b"1", b"2", b"3", group="a")
     lease(batches, 2)
-    progress = queues.PurgeProgress()
-    while progress.after is not None:
-        progress = batches.transact(queues.purge_step, JOBS, progress, None, leased=True)
-    assert progress.count == 3
+    work = queues.Work()
+    while not work.is_done:
+        work = batches.transact(queues.step, JOBS, partial(queues.purge_step, leased=True), work, None)
+    assert work.count == 3
     put(batches, b"4", group="a")
     assert payloads(lease(batches, 10)) == [b"4"]
 

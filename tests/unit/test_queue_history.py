@@ -1,6 +1,7 @@
 """The durable history of a queue: one record for each change of a message, in the same commit."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -117,9 +118,9 @@ def test_the_history_ends_with_its_policy_and_with_the_queue(
     set_policy(database, history="durable")
     put(database, b"again")
     assert brief(database) == [("put", 0)]
-    progress = queues.DeleteProgress()
-    while not progress.is_done:
-        progress = database.transact(queues.delete_step, JOBS, progress, None, force=True)
+    work = queues.Work()
+    while not work.is_done:
+        work = database.transact(queues.step, JOBS, partial(queues.delete_step, force=True), work, None)
     assert history_keys(database) == 0
 
 

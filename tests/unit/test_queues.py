@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -21,7 +22,7 @@ from fastness.layers.idempotency import KeyedCall
 from fastness.layers.queues import Prefetched, QueueKey, StoredMessage, expiry
 from fastness.testing.clock import START_MS, ManualClock
 from fastness.tiers import Tier
-from fastness.wire.deliveries import delivery_at, delivery_of, plain_delivery_of
+from fastness.wire.deliveries import delivery_at, delivery_of
 from fastness.wire.queues import (
     Deliveries,
     Delivery,
@@ -631,11 +632,11 @@ def test_leased_messages_are_listed_in_pages(database: Database, monkeypatch: py
 
 def delete(database: Database, queue: QueueKey = JOBS, *, force: bool = False, steps: int = 1_000) -> int:
     """Delete a queue, or stop after some steps."""
-    progress = queues.DeleteProgress()
-    while not progress.is_done and steps:
-        progress = database.transact(queues.delete_step, queue, progress, None, force=force)
+    work, do = queues.Work(), partial(queues.delete_step, force=force)
+    while not work.is_done and steps:
+        work = database.transact(queues.step, queue, do, work, None)
         steps -= 1
-    return progress.count
+    return work.count
 
 
 def populate(database: Database) -> None:
@@ -933,13 +934,41 @@ def test_an_idempotency_key_applies_to_all_nodes(nodes: tuple[Database, Database
     assert len(lease(other, 10)) == 1
 
 
+def with_keywords(message: StoredMessage, state: SidecarState | None, failures: list[Failure] | None) -> Delivery:
+    is_leased = message.owner is not None
+    return Delivery(
+        id=queues.format_id(message.id),
+        payload=message.payload,
+        blob=message.blob,
+        size=message.size,
+        content_type=message.content_type,
+        attributes=message.attributes,
+        correlation_id=message.correlation_id,
+        priority=message.priority,
+        group=message.group,
+        created_ms=message.created_ms,
+        attempts=message.attempts,
+        failure_attempts=message.failures,
+        max_attempts=message.max_attempts,
+        last_error=message.last_error,
+        origin=message.origin,
+        died_ms=message.died_ms,
+        lease_id=message.lease_id if is_leased else "",
+        fence=message.fence,
+        expires_ms=message.due_ms if is_leased else 0,
+        visibility_ms=message.visibility_ms,
+        state=state,
+        failures=failures or [],
+    )
+
+
 @given(st.builds(StoredMessage), st.none() | st.builds(SidecarState), st.none() | st.lists(st.builds(Failure)))
-def test_the_fast_and_the_plain_delivery_are_equal(
+def test_a_delivery_by_position_is_the_same_with_keywords(
     message: StoredMessage, state: SidecarState | None, failures: list[Failure] | None
 ) -> None:
     message.id = bytes(16)
     fast = delivery_of(message, state, failures)
-    assert fast == plain_delivery_of(message, state, failures)
+    assert fast == with_keywords(message, state, failures)
     assert msgspec.structs.asdict(fast)["fence"] == message.fence
 
 
@@ -1128,7 +1157,7 @@ def test_the_acks_of_a_call_stay_when_its_messages_are_released(database: Databa
     undelivered = database.transact(
         queues.lease_keyed, JOBS, call=KeyedCall(b"call", b"same", lambda: True), owner="ada", limit=9, acks=acks
     )
-    database.transact(queues.release_undelivered, JOBS, undelivered, call)
+    database.transact(queues.release_undelivered, JOBS, undelivered.proofs(), call)
     assert counts(database)["ready"] == 1
     clock.advance_ms(400_000)
     again = lease_keyed(database, call, *acks)

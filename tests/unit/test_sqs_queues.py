@@ -18,9 +18,9 @@ from fastness.errors import (
     Validation,
 )
 from fastness.kv import Database, Transaction
-from fastness.layers import queues, sqs, sqs_work
-from fastness.layers.queues import QueueKey
-from fastness.layers.sqs_work import Step
+from fastness.layers import queues, sqs
+from fastness.layers.queues import QueueKey, WorkKey, work
+from fastness.layers.queues.work import Kind
 from fastness.testing.clock import ManualClock
 from fastness.wire.queues import NewMessage, QueuePolicy
 from fastness.wire.sqs import SqsQueue, SqsSettings
@@ -49,18 +49,31 @@ def redrive_to(queue: str, count: int | str = 3) -> str:
     return json.dumps({"deadLetterTargetArn": ARN + queue, "maxReceiveCount": count})
 
 
-def run(database: Database, step: Callable[[Transaction, QueueKey, str], Step], queue: QueueKey = JOBS) -> int | None:
+def step(database: Database, kind: Kind, queue: QueueKey = JOBS, worker: str = "") -> int | None:
+    """Do the next step of a purge or a deletion."""
+    do = sqs.delete_step if kind == "delete" else sqs.purge_step
+    return database.transact(queues.listed_step, WorkKey(*queue, kind), do, worker)
+
+
+def run(database: Database, kind: Kind, queue: QueueKey = JOBS) -> int | None:
     """Do steps until the next one has to wait; for how long."""
     for _ in range(1_000):
-        done = database.transact(step, queue, "")
-        if done.in_ms != 0:
-            return done.in_ms
+        in_ms = step(database, kind, queue)
+        if in_ms != 0:
+            return in_ms
     raise AssertionError("it does not end")
+
+
+def removed(database: Database, kind: Kind) -> int:
+    """How many messages a purge or a deletion has removed so far."""
+    found = database.read(work.find, WorkKey(*JOBS, kind))
+    assert found is not None
+    return found.count
 
 
 def delete(database: Database, queue: QueueKey = JOBS) -> int | None:
     database.transact(sqs.begin_delete, queue)
-    return run(database, sqs.delete_step, queue)
+    return run(database, "delete", queue)
 
 
 def test_a_new_queue_has_the_defaults_of_the_documentation(database: Database, clock: ManualClock) -> None:
@@ -277,7 +290,7 @@ def test_native_policies_are_sources_too(database: Database) -> None:
     found = database.read(sqs.sources, QueueKey("main", "jobs.dlq"), after="", limit=10)
     assert found.names == ["jobs", "mail"]
     set_policy(database, QueueKey("main", "mail"))
-    database.transact(queues.delete_step, JOBS, queues.DeleteProgress(0, None), None, force=True)
+    database.transact(queues.delete_step, JOBS, queues.Work(after=None), force=True)
     put(database, b"x", queue=QueueKey("main", "mail"))
     found = database.read(sqs.sources, QueueKey("main", "jobs.dlq"), after="", limit=10)
     assert "mail" not in found.names
@@ -316,12 +329,12 @@ def test_a_purge_takes_messages_in_flight_too(database: Database) -> None:
     put(database, b"x", queue=JOBS, delay_seconds=5)
     message = lease_one(database, queue=JOBS)
     database.transact(sqs.begin_purge, JOBS)
-    assert run(database, sqs.purge_step) is None
+    assert run(database, "purge") is None
     found = stats(database)
     assert (found.ready, found.leased, found.delayed) == (0, 0, 0)
     with pytest.raises(QueueMessageLeaseMismatch):
         ack(database, message)
-    assert database.read(sqs_work.pending, "main") == []
+    assert database.read(work.pending, "main") == []
     put(database, b"new", queue=JOBS)
     assert payloads(peek(database, JOBS)) == [b"new"]
 
@@ -358,9 +371,8 @@ def test_a_deleted_queue_is_gone_at_once_and_its_messages_later(database: Databa
     assert lease(database, 1, queue=JOBS) == []  # Native consumers get nothing of it either.
     with pytest.raises(SqsQueueDeletedRecently):
         set_policy(database, JOBS)
-    first = database.transact(sqs.delete_step, JOBS, "")
-    assert (first.in_ms, 0 < first.total < 750) == (0, True)
-    assert run(database, sqs.delete_step) == 60_000
+    assert (step(database, "delete"), 0 < removed(database, "delete") < 750) == (0, True)
+    assert run(database, "delete") == 60_000
     assert database.read(queues.names, "main", after="", limit=10) == []
 
 
@@ -372,7 +384,7 @@ def test_the_name_of_a_deleted_queue_is_free_after_a_minute(database: Database, 
         create(database)
     clock.advance_ms(1)
     assert create(database, VisibilityTimeout="7").attributes["VisibilityTimeout"] == "7"
-    assert database.read(sqs_work.pending, "main") == []
+    assert database.read(work.pending, "main") == []
 
 
 def test_a_queue_is_not_created_while_messages_of_a_deleted_one_are_left(
@@ -384,19 +396,19 @@ def test_a_queue_is_not_created_while_messages_of_a_deleted_one_are_left(
     clock.advance_ms(120_000)
     with pytest.raises(SqsQueueDeletedRecently, match="still being removed"):
         create(database)
-    run(database, sqs.delete_step)
+    run(database, "delete")
     assert create(database).attributes["ApproximateNumberOfMessages"] == "0"
-    assert run(database, sqs.delete_step) is None  # It does not touch the new queue.
+    assert run(database, "delete") is None  # It does not touch the new queue.
     assert get(database)["VisibilityTimeout"] == "30"
 
 
 def test_the_entry_of_a_deletion_is_removed_when_the_name_is_free(database: Database, clock: ManualClock) -> None:
     create(database)
     delete(database)
-    assert [key.kind for key in database.read(sqs_work.pending, "main")] == ["delete"]
+    assert [key.kind for key in database.read(work.pending, "main")] == ["delete"]
     clock.advance_ms(60_000)
-    assert run(database, sqs.delete_step) is None
-    assert database.read(sqs_work.pending, "main") == []
+    assert run(database, "delete") is None
+    assert database.read(work.pending, "main") == []
 
 
 def test_a_queue_that_is_used_natively_after_its_deletion_is_left_alone(database: Database, clock: ManualClock) -> None:
@@ -404,7 +416,7 @@ def test_a_queue_that_is_used_natively_after_its_deletion_is_left_alone(database
     delete(database)
     put(database, b"new", queue=JOBS)
     clock.advance_ms(60_000)
-    assert run(database, sqs.delete_step) is None
+    assert run(database, "delete") is None
     assert payloads(peek(database, JOBS)) == [b"new"]
     assert database.read(queues.policy_of, JOBS) == QueuePolicy()
 
@@ -414,11 +426,25 @@ def test_two_workers_do_not_repeat_each_other(database: Database, clock: ManualC
     for _ in range(2):
         put(database, *[b"x"] * 250, queue=JOBS)
     database.transact(sqs.begin_purge, JOBS)
-    first = database.transact(sqs.purge_step, JOBS, "one")
-    assert first.in_ms == 0
-    assert database.transact(sqs.purge_step, JOBS, "two") == Step(10_000, first.total)
+    assert step(database, "purge", worker="one") == 0
+    first = removed(database, "purge")
+    assert step(database, "purge", worker="two") == 10_000
+    assert removed(database, "purge") == first
     clock.advance_ms(10_000)  # The first one has stopped.
-    assert database.transact(sqs.purge_step, JOBS, "two").total > first.total
+    step(database, "purge", worker="two")
+    assert removed(database, "purge") > first
+
+
+def test_work_of_a_stopped_worker_goes_on_after_the_clock_was_set_back(database: Database, clock: ManualClock) -> None:
+    create(database)
+    for _ in range(2):
+        put(database, *[b"x"] * 250, queue=JOBS)
+    database.transact(sqs.begin_purge, JOBS)
+    step(database, "purge", worker="one")
+    first = removed(database, "purge")
+    clock.jump_to_ms(clock.now_ms() - 3_600_000)
+    assert step(database, "purge", worker="two") == 0
+    assert removed(database, "purge") > first
 
 
 def exhausted(database: Database, queue: QueueKey, dead: QueueKey, **attributes: str) -> None:
@@ -437,9 +463,9 @@ def test_a_message_stays_while_its_dead_letter_queue_is_gone(
     exhausted(database, queue, dead)
     put(database, *[b"old"] * 250, queue=dead)
     database.transact(sqs.begin_delete, dead)
-    for attempts, step in enumerate((None, sqs.delete_step, sqs.delete_step, None), 2):
-        if step is not None:
-            run(database, step, dead)
+    for attempts in range(2, 6):
+        if attempts in (3, 4):
+            run(database, "delete", dead)
         clock.advance_ms(2)
         (message,) = lease(database, queue=queue)
         assert (message.payload, message.attempts) == (b"x", attempts)
@@ -462,7 +488,7 @@ def test_other_rules_move_nothing_to_a_queue_that_is_being_deleted(database: Dat
     reject(database, rejected)
     clock.advance_ms(30_000)
     database.transact(queues.sweep, JOBS)
-    run(database, sqs.delete_step, DEAD)
+    run(database, "delete", DEAD)
     left = lease(database, 10, queue=JOBS)
     assert payloads(left) == [b"nacked", b"expired", b"rejected"]
     nack(database, left[0])  # The dead letter queue is made again, as for every native queue.
@@ -482,7 +508,7 @@ def test_nothing_is_moved_to_a_queue_that_is_being_deleted(database: Database, c
         database.transact(queues.redrive, JOBS)
     with pytest.raises(QueueNotFound, match="being deleted"):
         database.transact(queues.move_messages, DEAD, [receipt.id], to=JOBS)
-    run(database, sqs.delete_step, JOBS)
+    run(database, "delete", JOBS)
     assert payloads(peek(database, DEAD)) == [b"other"]
     assert payloads(peek(database, QueueKey("main", "jobs.dlq"))) == [b"dead"]
     assert database.transact(queues.redrive, JOBS) == 1
@@ -494,7 +520,7 @@ def test_a_lease_that_ends_in_a_deleted_queue_makes_no_dead_letter(database: Dat
     database.transact(sqs.begin_delete, JOBS)
     clock.advance_ms(60_000)
     database.transact(queues.sweep, JOBS)
-    run(database, sqs.delete_step, JOBS)
+    run(database, "delete", JOBS)
     assert database.read(queues.names, "main", after="", limit=10) == [DEAD.name]
 
 

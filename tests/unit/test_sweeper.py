@@ -22,6 +22,7 @@ from fastness.layers import queues
 from fastness.layers.queues import NEVER_MS, MessageEvent, QueueKey
 from fastness.limits import COUNTERS_UNFOLDED_MAX, DUTY_CHECK_SECONDS
 from fastness.runtime.consumer_options import ConsumerOptions
+from fastness.runtime.maintenance import scan
 from fastness.runtime.maintenance import sweeper as sweeper_module
 from fastness.runtime.maintenance.duty import LeasedDuty
 from fastness.runtime.maintenance.sweeper import Sweeper
@@ -142,7 +143,7 @@ def test_the_start_processes_due_entries_of_all_queues_and_universes(day: Day) -
 
 
 def test_more_queues_than_a_page_are_all_found(day: Day, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweeper_module, "_PAGE", 2)
+    monkeypatch.setattr(scan, "_PAGE", 2)
     every = [QueueKey(universe, f"q{number}") for universe in ("a", "b") for number in range(5)]
     for queue in every:
         day.put(queue, delay_seconds=5)

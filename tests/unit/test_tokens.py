@@ -924,7 +924,7 @@ def test_every_request_of_queues_names_one_or_lists_those_of_the_token() -> None
     for kind in NETWORK_REQUESTS:
         if permission_of(kind).startswith(("queue:", "sqs:")):
             fields = {field.name for field in msgspec.structs.fields(kind)}
-            names = "queue" in fields or "queue_names" in vars(kind)
+            names = kind.operation.queue_field in fields or "queue_names" in vars(kind)
             assert names or (kind.operation.lists_queues and "only" in fields), kind
         assert not (kind.operation.lists_queues and kind.operation.all_queues)
 

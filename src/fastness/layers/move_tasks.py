@@ -1,7 +1,7 @@
 """Move tasks: they move the messages of a dead-letter queue to another queue, or back to where they come from.
 
     (u, universe, "sqs-tasks", source, id)       ->  the task; the newest MOVE_TASKS_LISTED_MAX of a queue are kept
-    (u, universe, "sqs-work", source, "move")    ->  that one is running (`sqs_work.py`): at most one per source
+    (u, universe, "sqs-work", source, "move")    ->  that one is running (`queues/work.py`): at most one per source
 
     start ──► RUNNING ── the last message ──► COMPLETED
                  │  └─── a message has nowhere to go ──► FAILED
@@ -16,7 +16,6 @@ options or a workflow state keeps its id, because its result and its state are f
 """
 
 import uuid
-from collections.abc import Iterator
 from typing import Final
 
 import msgspec
@@ -30,12 +29,13 @@ from fastness.errors import (
     NotDeadLetterQueue,
 )
 from fastness.kv import Transaction
-from fastness.layers import queues, sqs, sqs_work
-from fastness.layers.queues import QueueKey, keys_of
+from fastness.layers import queues, sqs
+from fastness.layers.queues import QueueKey, Work, WorkKey, keys_of
+from fastness.layers.queues import work as work_list
 from fastness.layers.queues.by_id import WaitingMessage
 from fastness.layers.queues.counters import QueueTransaction, total_counters
+from fastness.layers.queues.work import SqsWorkAdded, tasks_of
 from fastness.layers.sqs_attributes import is_fifo
-from fastness.layers.sqs_work import SqsWorkAdded, Step, Work, WorkKey, tasks_of
 from fastness.limits import MOVE_TASK_BATCH, MOVE_TASK_RATE_MAX, MOVE_TASK_SCAN, MOVE_TASKS_LISTED_MAX
 from fastness.wire.sqs import MoveStatus, MoveTask, MoveTasks
 from fastness.wire.stored_messages import StoredMessage, decode, format_id
@@ -55,8 +55,6 @@ class StoredTask(msgspec.Struct, array_like=True):
     started_ms: int
     moved: int = 0
     reason: str | None = None
-    after: bytes = b""  # The key of the last message that it has looked at.
-    next_ms: int = 0  # Its rate allows the next step then.
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -90,7 +88,7 @@ def start(tx: Transaction, source: QueueKey, *, destination: str | None, per_sec
     if not _is_dead_letter_queue(tx, source):
         raise NotDeadLetterQueue("Source queue must be configured as a Dead Letter Queue.")
     key = WorkKey(*source, "move")
-    if sqs_work.find(tx, key) is not None:
+    if work_list.find(tx, key) is not None:
         raise MoveTaskRunning(
             "There is already a task running. Only one active task is allowed for a source queue arn at a given time."
         )
@@ -101,7 +99,7 @@ def start(tx: Transaction, source: QueueKey, *, destination: str | None, per_sec
     for each, _ in earlier[: max(len(earlier) + 1 - MOVE_TASKS_LISTED_MAX, 0)]:
         tx.delete(each)
     _save(tx, source, id, task)
-    sqs_work.save(tx, key, Work(tx.now_ms, task=id))
+    work_list.save(tx, key, Work(tx.now_ms, task=id))
     tx.emit(SqsWorkAdded())
     return _task(source, id, task)
 
@@ -142,39 +140,30 @@ def cancel(tx: Transaction, universe: str, handle: str) -> MoveTask:
     task = _decode(stored)
     if task.status != "RUNNING":
         raise MoveTaskNotRunning(f"Only active tasks can be cancelled. The status of this one is {task.status}.")
-    task.status, task.next_ms = "CANCELLING", 0
+    task.status = "CANCELLING"
     _save(tx, source, id, task)
+    work_list.save(tx, WorkKey(*source, "move"), Work(tx.now_ms, task=id))  # The next step need not wait.
     tx.emit(SqsWorkAdded())
     return _task(source, id, task)
 
 
-def step(tx: Transaction, source: QueueKey, worker: str) -> Step:
-    """Move the next messages of the running task of a queue."""
-    key = WorkKey(*source, "move")
-    work = sqs_work.find(tx, key)
-    if work is None:
-        return Step(None, 0)
+def step(tx: Transaction, source: QueueKey, work: Work) -> int | None:
+    """Move the next messages of the running task of a queue; in how many milliseconds its rate allows the next step."""
     stored = tx.get(tasks_of(*source).key(work.task))
-    task = None if stored is None else _decode(stored)
-    if task is not None and task.status == "RUNNING":
-        if wait_ms := sqs_work.other_worker_ms(tx, work, worker):
-            return Step(wait_ms, task.moved)
-        if wait_ms := _rate_wait_ms(tx, task):
-            return Step(wait_ms, task.moved)
-        _move_batch(tx, source, task)
-    elif task is not None and task.status == "CANCELLING":
+    if stored is None:
+        return None
+    task = _decode(stored)
+    if task.status == "RUNNING":
+        if wait_ms := _rate_wait_ms(tx, work):
+            return wait_ms
+        _move_batch(tx, source, task, work)
+    else:
         task.status = "CANCELLED"
-    if task is not None:
-        _save(tx, source, work.task, task)
-    if task is None or task.status != "RUNNING":
-        sqs_work.remove(tx, key)
-        return Step(None, 0 if task is None else task.moved)
-    sqs_work.claim(tx, work, worker)
-    sqs_work.save(tx, key, work)
-    return Step(_rate_wait_ms(tx, task), task.moved)
+    _save(tx, source, work.task, task)
+    return _rate_wait_ms(tx, work) if task.status == "RUNNING" else None
 
 
-def _move_batch(tx: Transaction, source: QueueKey, task: StoredTask) -> None:
+def _move_batch(tx: Transaction, source: QueueKey, task: StoredTask, work: Work) -> None:
     """Move a batch, and end the task if there are no more messages, or one cannot be moved."""
     if not queues.exists(tx, keys_of(source)):
         task.status, task.reason = "FAILED", _NO_QUEUE
@@ -183,7 +172,7 @@ def _move_batch(tx: Transaction, source: QueueKey, task: StoredTask) -> None:
     if task.per_second is not None:
         size = min(size, max(task.per_second // _STEPS_PER_SECOND, 1))
     begin, end = keys_of(source).ready_range()
-    pairs = tx.scan(task.after + b"\x00" if task.after else begin, end, limit=MOVE_TASK_SCAN)
+    pairs = tx.scan(work.after + b"\x00" if work.after else begin, end, limit=MOVE_TASK_SCAN)
     if not pairs:
         task.status = "COMPLETED"
         return
@@ -197,12 +186,12 @@ def _move_batch(tx: Transaction, source: QueueKey, task: StoredTask) -> None:
                 task.status, task.reason = "FAILED", _NO_SOURCE if target is None else _NO_QUEUE
                 break
             task.moved += moves.move(message, key, target)
-        task.after = key
+        work.after = key
         if task.moved - before == size:
             break
     moves.save()
     if task.per_second is not None and task.moved > before:
-        task.next_ms = tx.now_ms + -(-(task.moved - before) * 1_000 // task.per_second)
+        work.due_ms = tx.now_ms + -(-(task.moved - before) * 1_000 // task.per_second)
 
 
 class _Moves:
@@ -238,34 +227,21 @@ class _Moves:
 
 
 def _is_dead_letter_queue(tx: Transaction, queue: QueueKey) -> bool:
-    return next(_sources(tx, queue), None) is not None
-
-
-def _sources(tx: Transaction, queue: QueueKey) -> Iterator[str]:
     after: str | None = ""
-    while after is not None:
+    found: list[str] = []
+    while not found and after is not None:
         found, after = queues.dead_letter_sources(tx, queue, after=after, limit=MOVE_TASK_SCAN)
-        yield from found
+    return bool(found)
 
 
-def _rate_wait_ms(tx: Transaction, task: StoredTask) -> int:
+def _rate_wait_ms(tx: Transaction, work: Work) -> int:
     """In how many milliseconds the rate of a task allows the next step."""
-    wait_ms = task.next_ms - tx.now_ms
+    wait_ms = work.due_ms - tx.now_ms
     return max(wait_ms, 0) if wait_ms <= 1_000 else 0  # More: the clock was set back.
 
 
 def _task(source: QueueKey, id: bytes, task: StoredTask) -> MoveTask:
-    return MoveTask(
-        handle=f"{source.name}/{id.hex()}",
-        status=task.status,
-        source=source.name,
-        destination=task.destination,
-        per_second=task.per_second,
-        moved=task.moved,
-        to_move=task.to_move,
-        started_ms=task.started_ms,
-        reason=task.reason,
-    )
+    return MoveTask(handle=f"{source.name}/{id.hex()}", source=source.name, **msgspec.structs.asdict(task))
 
 
 def _save(tx: Transaction, source: QueueKey, id: bytes, task: StoredTask) -> None:

@@ -23,14 +23,13 @@ from fastness.errors import (
     SqsQueueExists,
 )
 from fastness.kv import Transaction
-from fastness.layers import queues, sqs_attributes, sqs_work
-from fastness.layers.idempotency import KeyedCall, store_result, stored_result
-from fastness.layers.queues import DeleteProgress, PurgeProgress, QueueKey, dead_letter_sources, keys_of
+from fastness.layers import queues, sqs_attributes
+from fastness.layers.queues import QueueKey, Work, WorkKey, dead_letter_sources, keys_of
+from fastness.layers.queues import work as work_list
 from fastness.layers.queues.counters import total_counters
 from fastness.layers.queues.dead_letter_sources import forget as forget_source
 from fastness.layers.queues.policies import DELETED
 from fastness.layers.sqs_attributes import is_fifo
-from fastness.layers.sqs_work import Step, Work, WorkKey
 from fastness.limits import (
     SQS_DELETED_SECONDS,
     SQS_LIST_MAX,
@@ -218,15 +217,13 @@ def require(tx: Transaction, queue: QueueKey) -> None:
 # Purges and deletions: the first transaction decides, and `purge_step` and `delete_step` remove the messages.
 
 
-def begin_purge(tx: Transaction, queue: QueueKey, call: KeyedCall | None = None) -> None:
-    """Begin to remove all messages of a queue. A repeated `call` changes nothing.
+def begin_purge(tx: Transaction, queue: QueueKey) -> None:
+    """Begin to remove all messages of a queue.
 
     Raises:
         QueueNotFound: it does not exist.
         PurgeInProgress: it was purged less than 60 seconds ago.
     """
-    if call is not None and stored_result(tx, call) is not None:
-        return
     require(tx, queue)
     record = _record(tx, queue)
     left_ms = record.purged_ms + SQS_PURGE_SECONDS * 1_000 - tx.now_ms
@@ -236,79 +233,43 @@ def begin_purge(tx: Transaction, queue: QueueKey, call: KeyedCall | None = None)
         )
     tx.delete_range(*keys_of(queue).ids.range())  # A message that is sent again after the purge is a new one.
     _save(tx, queue, msgspec.structs.replace(record, purged_ms=tx.now_ms))
-    sqs_work.save(tx, WorkKey(*queue, "purge"), Work(tx.now_ms))
-    if call is not None:
-        store_result(tx, call, True)
+    work_list.save(tx, WorkKey(*queue, "purge"), Work(tx.now_ms))
 
 
-def purge_step(tx: Transaction, queue: QueueKey, worker: str) -> Step:
+def purge_step(tx: Transaction, queue: QueueKey, work: Work) -> int | None:
     """Remove a batch of the messages of a queue that is being purged."""
-    key = WorkKey(*queue, "purge")
-    work = sqs_work.find(tx, key)
-    if work is None:
-        return Step(None, 0)
-    if wait_ms := sqs_work.other_worker_ms(tx, work, worker):
-        return Step(wait_ms, work.count)
-    if queues.exists(tx, keys_of(queue)):
-        progress = queues.purge_step(tx, queue, PurgeProgress(work.count, work.after), None, leased=True)
-        work.count, work.after = progress.count, progress.after
-    else:
-        work.after = None
-    if work.after is None:
-        sqs_work.remove(tx, key)
-        return Step(None, work.count)
-    sqs_work.claim(tx, work, worker)
-    sqs_work.save(tx, key, work)
-    return Step(0, work.count)
+    queues.purge_step(tx, queue, work, leased=True)
+    return None if work.is_done else 0
 
 
-def begin_delete(tx: Transaction, queue: QueueKey, call: KeyedCall | None = None) -> None:
-    """Delete a queue: it does not exist from now on, and its messages are removed later. A repeated `call` is ignored.
+def begin_delete(tx: Transaction, queue: QueueKey) -> None:
+    """Delete a queue: it does not exist from now on, and its messages are removed later.
 
     Raises:
         QueueNotFound: it does not exist.
     """
-    if call is not None and stored_result(tx, call) is not None:
-        return
     require(tx, queue)
     forget_source(tx, queue, queues.policy_of(tx, queue))
     tx.put(keys_of(queue).policy, DELETED)
     tx.delete(keys_of(queue).sqs)
-    sqs_work.remove(tx, WorkKey(*queue, "purge"))
-    sqs_work.remove(tx, WorkKey(*queue, "move"))
-    tx.delete_range(*sqs_work.tasks_of(*queue).range())
-    sqs_work.save(tx, WorkKey(*queue, "delete"), Work(tx.now_ms))
-    if call is not None:
-        store_result(tx, call, True)
+    work_list.remove(tx, WorkKey(*queue, "purge"))
+    work_list.remove(tx, WorkKey(*queue, "move"))
+    tx.delete_range(*work_list.tasks_of(*queue).range())
+    work_list.save(tx, WorkKey(*queue, "delete"), Work(tx.now_ms))
 
 
-def delete_step(tx: Transaction, queue: QueueKey, worker: str) -> Step:
+def delete_step(tx: Transaction, queue: QueueKey, work: Work) -> int | None:
     """Remove a batch of the messages of a deleted queue; in the end, let its name be used again."""
-    key = WorkKey(*queue, "delete")
-    work = sqs_work.find(tx, key)
-    if work is None:
-        return Step(None, 0)
-    if wait_ms := sqs_work.other_worker_ms(tx, work, worker):
-        return Step(wait_ms, work.count)
     if not work.is_done and queues.is_deleted(tx, keys_of(queue)):
-        before = DeleteProgress(work.count, work.after)
-        progress = queues.delete_step(tx, queue, before, None, force=True)
-        work.count, work.after, work.is_done = progress.count, progress.after, progress.is_done
-        sqs_work.claim(tx, work, "" if work.is_done else worker)
-        sqs_work.save(tx, key, work)
-        return Step(_name_free_in_ms(tx, work) if work.is_done else 0, work.count)
-    left_ms = _name_free_in_ms(tx, work)
-    if left_ms <= 0:
-        sqs_work.remove(tx, key)
-        return Step(None, work.count)
-    if not work.is_done:  # Its policy is gone: a native call has deleted it, too.
-        work.is_done = True
-        sqs_work.save(tx, key, work)
-    return Step(left_ms, work.count)
+        queues.delete_step(tx, queue, work, force=True)
+        if not work.is_done:
+            return 0
+    work.is_done = True  # Also if its policy is gone: a native call has deleted it, too.
+    return _name_free_in_ms(tx, work) or None
 
 
 def _check_not_deleted(tx: Transaction, queue: QueueKey) -> None:
-    work = sqs_work.find(tx, WorkKey(*queue, "delete"))
+    work = work_list.find(tx, WorkKey(*queue, "delete"))
     if work is None:
         return
     if not work.is_done and queues.is_deleted(tx, keys_of(queue)):
@@ -321,7 +282,7 @@ def _check_not_deleted(tx: Transaction, queue: QueueKey) -> None:
             f"You must wait {SQS_DELETED_SECONDS} seconds after deleting a queue before you can create another with "
             "the same name."
         )
-    sqs_work.remove(tx, WorkKey(*queue, "delete"))
+    work_list.remove(tx, WorkKey(*queue, "delete"))
 
 
 def _name_free_in_ms(tx: Transaction, work: Work) -> int:

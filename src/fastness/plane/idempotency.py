@@ -3,13 +3,13 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
-from fastness.kv import Result, Transaction
+from fastness.kv import Result
+from fastness.layers import queues
 from fastness.layers.idempotency import KeyedCall, keyed_call
-from fastness.layers.queues import abandon_receive
-from fastness.plane.queues import nack
+from fastness.plane.queues import queue_key
 from fastness.plane.services import HasServices
 from fastness.tiers import Tier
-from fastness.wire.queues import MessageLease, NackMessages, ReceiveMessages
+from fastness.wire.queues import MessageLease, ReceiveMessages
 from fastness.wire.requests import Request
 
 
@@ -41,10 +41,4 @@ def release_undelivered(
 
     The stored result of `call` is deleted with it, unless the consumer has repeated the call: then it has the messages.
     """
-    deferral = NackMessages(request.queue, list(leases), intent="defer", universe=request.universe)
-    return stores.transact(_release, deferral, call, tier=Tier.IMPORTANT)
-
-
-def _release(tx: Transaction, deferral: NackMessages, call: KeyedCall | None) -> None:
-    if call is None or abandon_receive(tx, call):
-        nack(tx, deferral)
+    return stores.transact(queues.release_undelivered, queue_key(request), leases, call, tier=Tier.IMPORTANT)

@@ -1,7 +1,7 @@
 """Handlers of queue requests. A batch is answered item by item; a failed item does not affect the others."""
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Protocol
 
 import msgspec
@@ -11,6 +11,7 @@ from fastness.kv import Transaction
 from fastness.layers import queues
 from fastness.layers.idempotency import KeyedCall
 from fastness.layers.queues import QueueKey
+from fastness.layers.queues.failures import Reported
 from fastness.limits import (
     DELAY_SECONDS_MAX,
     MESSAGES_MAX,
@@ -74,6 +75,7 @@ from fastness.wire.queues import (
     SurveyQueues,
     UpdateMessage,
     WaitForCancel,
+    outcome_of,
 )
 from fastness.wire.stored_messages import StoredMessage
 
@@ -116,7 +118,7 @@ def ack(tx: Transaction, request: AckMessages) -> Outcomes:
     if request.leases:
         outcomes = queues.ack_many(tx, queue_key(request), request.leases, request.results, late=request.late)
     return Outcomes(
-        [_refused(each) if isinstance(each, FastnessError) else Outcome(None, None, 0, each) for each in outcomes],
+        [outcome_of(each) if isinstance(each, FastnessError) else Outcome(None, None, 0, each) for each in outcomes],
         refused,
     )
 
@@ -125,35 +127,24 @@ def ack(tx: Transaction, request: AckMessages) -> Outcomes:
 def nack(tx: Transaction, request: NackMessages) -> Outcomes:
     if request.intent not in ("failure", "defer"):
         raise InvalidArgument(f"intent is {request.intent!r}; a nack is a failure or a defer")
-    queue, counts = queue_key(request), request.intent == "failure"
-
-    def one(lease: MessageLease) -> Outcome:
-        correlation_id = queues.nack(
-            tx,
-            queue,
-            lease,
-            delay_seconds=request.delay_seconds,
-            counts=counts,
-            error=request.error,
-            error_type=request.error_type,
-            traceback=request.traceback,
-        )
-        return Outcome(correlation_id=correlation_id)
-
-    return _each(request.leases, one)
+    settle = partial(
+        queues.nack,
+        tx,
+        queue_key(request),
+        delay_seconds=request.delay_seconds,
+        counts=request.intent == "failure",
+        **_reported(request),
+    )
+    return _each(request.leases, settle)
 
 
 @transaction
 def reject(tx: Transaction, request: RejectMessages) -> Outcomes:
-    queue = queue_key(request)
+    return _each(request.leases, partial(queues.reject, tx, queue_key(request), **_reported(request)))
 
-    def one(lease: MessageLease) -> Outcome:
-        correlation_id = queues.reject(
-            tx, queue, lease, error=request.error, error_type=request.error_type, traceback=request.traceback
-        )
-        return Outcome(correlation_id=correlation_id)
 
-    return _each(request.leases, one)
+def _reported(request: NackMessages | RejectMessages) -> Reported:
+    return Reported(error=request.error, error_type=request.error_type, traceback=request.traceback)
 
 
 @transaction
@@ -176,13 +167,7 @@ def change_visibility(tx: Transaction, request: ChangeVisibility) -> Outcomes:
 
 @transaction
 def check(tx: Transaction, request: CheckMessages) -> Outcomes:
-    queue = queue_key(request)
-
-    def one(lease: MessageLease) -> Outcome:
-        queues.check(tx, queue, lease)
-        return Outcome()
-
-    return _each(request.leases, one)
+    return _each(request.leases, partial(queues.check, tx, queue_key(request)))
 
 
 @service
@@ -209,14 +194,14 @@ def cancel_many(stores: AnyStores, request: CancelMessages) -> Served[Outcomes]:
 @transaction
 def delete_messages(tx: Transaction, request: DeleteMessages) -> Outcomes:
     _check_count(len(request.ids))
-    return _refusals(queues.delete_messages(tx, queue_key(request), request.ids))
+    return Outcomes(list(map(outcome_of, queues.delete_messages(tx, queue_key(request), request.ids))))
 
 
 @transaction
 def move_messages(tx: Transaction, request: MoveMessages) -> Outcomes:
     _check_count(len(request.ids))
-    target = _key(request.universe, request.to)
-    return _refusals(queues.move_messages(tx, queue_key(request), request.ids, to=target))
+    target = queue_at(request.universe, request.to)
+    return Outcomes(list(map(outcome_of, queues.move_messages(tx, queue_key(request), request.ids, to=target))))
 
 
 @transaction
@@ -307,19 +292,20 @@ def survey(stores: AnyStores, request: SurveyQueues) -> Served[QueueSurvey]:
 
 @service
 def purge(stores: AnyStores, request: PurgeQueue, call: KeyedCall | None = None) -> Served[Moved]:
-    return stores.queues.purge(queue_key(request), call, leased=request.leased)
+    return stores.queues.run_work(queue_key(request), partial(queues.purge_step, leased=request.leased), call)
 
 
 @service
 def delete(stores: AnyStores, request: DeleteQueue, call: KeyedCall | None = None) -> Served[Moved]:
-    return stores.queues.delete(queue_key(request), force=request.force, call=call)
+    return stores.queues.run_work(queue_key(request), partial(queues.delete_step, force=request.force), call)
 
 
 @service
 def redrive(stores: AnyStores, request: RedriveMessages, call: KeyedCall | None = None) -> Served[Moved]:
     if request.limit < 1:
         raise InvalidArgument(f"limit is {request.limit}; put back at least 1 dead letter")
-    return stores.queues.redrive(queue_key(request), request.ids, request.limit, call)
+    step = partial(queues.redrive_step, ids=request.ids, limit=request.limit)
+    return stores.queues.run_work(queue_key(request), step, call)
 
 
 @transaction
@@ -361,7 +347,7 @@ def list_schedules(tx: Transaction, request: ListSchedules) -> Schedules:
     return Schedules(queues.schedules_of(tx, queue_key(request)))
 
 
-def _each(leases: list[MessageLease], settle: Callable[[MessageLease], Outcome]) -> Outcomes:
+def _each(leases: list[MessageLease], settle: Callable[[MessageLease], str | None]) -> Outcomes:
     """Settle every message of a batch. The layer checks before it writes, so a failed item has written nothing."""
     _check_batch(leases)
     return Outcomes([_outcome(settle, lease) for lease in leases])
@@ -378,31 +364,23 @@ def _check_count(messages: int) -> None:
         raise BatchTooLarge(f"One batch has at most {MESSAGES_MAX} messages, not {messages}; split it")
 
 
-def _outcome(settle: Callable[[MessageLease], Outcome], lease: MessageLease) -> Outcome:
+def _outcome(settle: Callable[[MessageLease], str | None], lease: MessageLease) -> Outcome:
     try:
-        return settle(lease)
+        return Outcome(correlation_id=settle(lease))
     except (Fenced, InvalidArgument) as error:
-        return _refused(error)
+        return outcome_of(error)
 
 
 def _leased(messages: list[StoredMessage | FastnessError]) -> Outcomes:
     """When the leases of messages end, or why they were refused. One that is not leased any more has no end."""
     return Outcomes(
         [
-            _refused(each)
+            outcome_of(each)
             if isinstance(each, FastnessError)
             else Outcome(expires_ms=each.due_ms if each.lease_ref else 0, correlation_id=each.correlation_id)
             for each in messages
         ]
     )
-
-
-def _refusals(errors: list[FastnessError | None]) -> Outcomes:
-    return Outcomes([Outcome() if each is None else _refused(each) for each in errors])
-
-
-def _refused(error: FastnessError) -> Outcome:
-    return Outcome(code=error.code, detail=str(error))
 
 
 class _OfQueue(Protocol):
@@ -419,9 +397,10 @@ def queue_key(request: _OfQueue) -> QueueKey:
     Raises:
         InvalidName, InvalidArgument: its name is invalid.
     """
-    return _key(request.universe, request.queue)
+    return queue_at(request.universe, request.queue)
 
 
 @lru_cache(maxsize=4_096)
-def _key(universe: str, name: str) -> QueueKey:
+def queue_at(universe: str, name: str) -> QueueKey:
+    """The queue with these names, checked."""
     return QueueKey(checked_name("universe", universe), queues.queue_name(name))

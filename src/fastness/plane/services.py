@@ -23,7 +23,7 @@ from fastness.layers.leases import LeaseEvent, keepalive
 from fastness.layers.locks import renew
 from fastness.layers.mailboxes.keys import MailEvent
 from fastness.layers.queues import MessageEvent, QueueDue, QueueKey, extend_many
-from fastness.layers.sqs_work import SqsWorkAdded
+from fastness.layers.queues.work import SqsWorkAdded
 from fastness.layers.timers import TimerSet
 from fastness.lease_renewal import LeaseRenewer
 from fastness.limits import NODE_FIRST_SECONDS, PUSHES_PER_MINUTE

@@ -1,11 +1,12 @@
 """Handlers of requests for SQS queues and move tasks."""
 
 from fastness.kv import Transaction
-from fastness.layers import move_tasks, queues, sqs, sqs_attributes
+from fastness.layers import move_tasks, sqs, sqs_attributes
 from fastness.layers.idempotency import KeyedCall
-from fastness.layers.queues import QueueKey
+from fastness.layers.queues import QueueKey, WorkKey
 from fastness.names import checked_name
 from fastness.plane.handlers import service, transaction
+from fastness.plane.queues import queue_at
 from fastness.plane.stores import AnyStores, Served
 from fastness.wire.sqs import (
     CancelMoveTask,
@@ -38,12 +39,12 @@ def create(tx: Transaction, request: CreateSqsQueue) -> SqsQueue:
 
 @transaction
 def get(tx: Transaction, request: GetSqsQueue) -> SqsQueue:
-    return sqs.get(tx, _queue(request.universe, request.name), arn_prefix=request.arn_prefix)
+    return sqs.get(tx, queue_at(request.universe, request.name), arn_prefix=request.arn_prefix)
 
 
 @transaction
 def get_settings(tx: Transaction, request: GetSqsSettings) -> SqsSettings:
-    return sqs.settings(tx, _queue(request.universe, request.name))
+    return sqs.settings(tx, queue_at(request.universe, request.name))
 
 
 @transaction
@@ -58,54 +59,52 @@ def list_queues(tx: Transaction, request: ListSqsQueues) -> SqsQueueNames:
 
 @transaction
 def set_attributes(tx: Transaction, request: SetSqsAttributes) -> SqsQueue:
-    queue = _queue(request.universe, request.name)
+    queue = queue_at(request.universe, request.name)
     return sqs.set_attributes(tx, queue, request.attributes, if_policy=request.if_policy)
 
 
 @transaction
 def tag(tx: Transaction, request: TagSqsQueue) -> SqsQueue:
-    return sqs.tag(tx, _queue(request.universe, request.name), request.tags)
+    return sqs.tag(tx, queue_at(request.universe, request.name), request.tags)
 
 
 @transaction
 def untag(tx: Transaction, request: UntagSqsQueue) -> SqsQueue:
-    return sqs.untag(tx, _queue(request.universe, request.name), request.keys)
+    return sqs.untag(tx, queue_at(request.universe, request.name), request.keys)
 
 
 @transaction
 def list_sources(tx: Transaction, request: ListSqsSources) -> SqsQueueNames:
-    queue = _queue(request.universe, request.name)
+    queue = queue_at(request.universe, request.name)
     return sqs.sources(tx, queue, after=_after(request.after), limit=request.limit, only=request.only)
 
 
 @service
 def delete(stores: AnyStores, request: DeleteSqsQueue, call: KeyedCall | None = None) -> Served[Purged]:
-    return stores.sqs.delete(_queue(request.universe, request.name), request.tier, call)
+    key = WorkKey(*queue_at(request.universe, request.name), "delete")
+    return stores.queues.begin_work(key, sqs.begin_delete, sqs.delete_step, request.tier, call)
 
 
 @service
 def purge(stores: AnyStores, request: PurgeSqsQueue, call: KeyedCall | None = None) -> Served[Purged]:
-    return stores.sqs.purge(_queue(request.universe, request.name), request.tier, call)
+    key = WorkKey(*queue_at(request.universe, request.name), "purge")
+    return stores.queues.begin_work(key, sqs.begin_purge, sqs.purge_step, request.tier, call)
 
 
 @transaction
 def start_move(tx: Transaction, request: StartMoveTask) -> MoveTask:
-    source = _queue(request.universe, request.source)
+    source = queue_at(request.universe, request.source)
     return move_tasks.start(tx, source, destination=request.destination, per_second=request.per_second)
 
 
 @transaction
 def list_moves(tx: Transaction, request: ListMoveTasks) -> MoveTasks:
-    return move_tasks.newest(tx, _queue(request.universe, request.source), limit=request.limit)
+    return move_tasks.newest(tx, queue_at(request.universe, request.source), limit=request.limit)
 
 
 @transaction
 def cancel_move(tx: Transaction, request: CancelMoveTask) -> MoveTask:
     return move_tasks.cancel(tx, checked_name("universe", request.universe), request.handle)
-
-
-def _queue(universe: str, name: str) -> QueueKey:
-    return QueueKey(checked_name("universe", universe), queues.queue_name(name))
 
 
 def _after(name: str) -> str:

@@ -26,7 +26,6 @@ from fastness.runtime.queues import AsyncQueueStore
 from fastness.runtime.row_waiting import AsyncRowWaiter
 from fastness.runtime.runs import AsyncRunStore
 from fastness.runtime.shared_locks import AsyncSharedLockWaiter
-from fastness.runtime.sqs import AsyncSqsStore
 from fastness.runtime.sync.backups import BackupStore
 from fastness.runtime.sync.blobs import BlobStore
 from fastness.runtime.sync.dispatcher import Dispatcher
@@ -39,7 +38,6 @@ from fastness.runtime.sync.queues import QueueStore
 from fastness.runtime.sync.row_waiting import RowWaiter
 from fastness.runtime.sync.runs import RunStore
 from fastness.runtime.sync.shared_locks import SharedLockWaiter
-from fastness.runtime.sync.sqs import SqsStore
 from fastness.runtime.sync.worlds import WorldStore
 from fastness.runtime.worlds import AsyncWorldStore
 from fastness.threads import run_in_thread
@@ -77,10 +75,16 @@ class Stores:
         )
         dispatcher = Dispatcher(*waits, services.waiting_consumers)
         self.queues, self.stale_queues = (
-            QueueStore(database, dispatcher, self.blobs, clock=services.clock, options=services.consumers)
+            QueueStore(
+                database,
+                dispatcher,
+                self.blobs,
+                clock=services.clock,
+                options=services.consumers,
+                worker=services.worker,
+            )
             for database in (services.database, services.database.stale)
         )
-        self.sqs = SqsStore(services.database, worker=services.worker)
         blobs = AsyncBlobStore(services.database, services.objects, verify=verify)
         self.ingress = ThreadedIngress(_ingress(services, blobs))
         self.backups = BackupStore(_checkpoints(services), services.objects, self.run_in_thread)
@@ -121,10 +125,16 @@ class AsyncStores:
         )
         dispatcher = AsyncDispatcher(*waits, services.waiting_consumers)
         self.queues, self.stale_queues = (
-            AsyncQueueStore(database, dispatcher, self.blobs, clock=services.clock, options=services.consumers)
+            AsyncQueueStore(
+                database,
+                dispatcher,
+                self.blobs,
+                clock=services.clock,
+                options=services.consumers,
+                worker=services.worker,
+            )
             for database in (services.database, services.database.stale)
         )
-        self.sqs = AsyncSqsStore(services.database, worker=services.worker)
         self.ingress = _ingress(services, self.blobs)
         self.backups = AsyncBackupStore(_checkpoints(services), services.objects, self.run_in_thread)
 

@@ -28,7 +28,7 @@ from fastness.kv import Database, Transaction
 from fastness.kv.serial_database import SerialDatabase
 from fastness.layers import queues
 from fastness.layers.idempotency import KeyedCall
-from fastness.layers.queues import Leased, Prefetched, QueueKey
+from fastness.layers.queues import Leased, LeaseOptions, Prefetched, QueueKey
 from fastness.runtime.cancellation import finish_or_undo_async
 from fastness.runtime.consumer_options import ConsumerOptions, Polling
 from fastness.runtime.locks.table import LockTable
@@ -37,17 +37,6 @@ from fastness.tiers import Tier
 from fastness.wire.queues import PackedAck, RefusedAck
 
 _PREFETCHED_QUEUES_MAX: Final = 1_024  # Queues with prefetched messages; others pay a scan for each delivery.
-
-
-class LeaseOptions(TypedDict, total=False):
-    """What a consumer requests from `queues.lease_or_wait`."""
-
-    owner: Required[str]
-    limit: int
-    visibility_ms: int | None
-    txn_id: str | None
-    with_state: bool
-    must_exist: bool
 
 
 class Durability(TypedDict, total=False):
@@ -246,12 +235,12 @@ class AsyncDispatcher:
     async def release_undelivered(self, queue: QueueKey, leased: Leased, call: KeyedCall | None) -> None:
         """Release messages that were leased and could not be delivered, without counting an attempt."""
         if leased.leases:
-            await self._database.transact_async(queues.release_undelivered, queue, leased, call)
+            await self._database.transact_async(queues.release_undelivered, queue, leased.proofs(), call)
 
     def _release_cancelled(self, queue: QueueKey, call: KeyedCall | None, leased: Leased) -> None:
         """Release messages whose consumer was cancelled before it received them, without counting an attempt."""
         if leased.leases:
-            self._database.transact(queues.release_undelivered, queue, leased, call)
+            self._database.transact(queues.release_undelivered, queue, leased.proofs(), call)
 
 
 def _lease_and_leave_line(

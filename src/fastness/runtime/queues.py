@@ -1,8 +1,9 @@
 """Queue operations beyond one transaction: waiting, fetching payloads, and processing many messages."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final, Unpack
+from functools import partial
+from typing import Any, Final, Unpack
 
 import msgspec
 
@@ -14,14 +15,15 @@ from fastness.errors import (
     ResultNotKept,
     ResultNotReady,
 )
-from fastness.kv import Database
+from fastness.kv import Database, Transaction
 from fastness.layers import queues
-from fastness.layers.idempotency import KeyedCall
-from fastness.layers.queues import DeleteProgress, FoundLease, PurgeProgress, QueueKey, RedriveProgress, SearchOn
-from fastness.limits import PAYLOAD_FETCH_BYTES_MAX, RESULT_CHECK_SECONDS
+from fastness.layers.idempotency import KeyedCall, run_idempotent
+from fastness.layers.queues import LeaseOptions, QueueKey, SearchOn, Work, WorkKey
+from fastness.layers.queues.work import SqsWorkAdded
+from fastness.limits import PAYLOAD_FETCH_BYTES_MAX, RESULT_CHECK_SECONDS, SQS_STEPS_MAX
 from fastness.runtime.blobs import AsyncBlobStore
 from fastness.runtime.consumer_options import ConsumerOptions, Polling
-from fastness.runtime.dispatcher import AsyncDispatcher, LeaseOptions
+from fastness.runtime.dispatcher import AsyncDispatcher
 from fastness.tiers import Tier
 from fastness.wire.queues import (
     Deliveries,
@@ -29,12 +31,13 @@ from fastness.wire.queues import (
     MessageLease,
     MessageResult,
     Moved,
-    Outcome,
     Outcomes,
     PackedAck,
     QueueStats,
     QueueSurvey,
+    outcome_of,
 )
+from fastness.wire.sqs import Purged
 from fastness.wire.stored_messages import parse_id
 
 _SEARCHES_MAX: Final = 8  # How often a message that moves while it is searched for is looked up.
@@ -51,12 +54,14 @@ class AsyncQueueStore:
         *,
         clock: Clock | None = None,
         options: ConsumerOptions | None = None,
+        worker: str = "",
     ) -> None:
         self._database = database
         self._clock = clock or SystemClock()
         self._polling = Polling(database, options or ConsumerOptions())
         self._dispatcher = dispatcher
         self._blobs = blobs
+        self._worker = worker
 
     async def receive(
         self,
@@ -89,48 +94,51 @@ class AsyncQueueStore:
 
     async def get(self, queue: QueueKey, id: str, tier: Tier) -> MessageInfo:
         """What is known about a message."""
-        lease: FoundLease | None = None
-        for _ in range(_SEARCHES_MAX):
-            found = await self._database.read_async(queues.get, queue, id, lease=lease, tier=tier)
-            if not isinstance(found, SearchOn):
-                return found
-            lease = await self._search(queue, id, found)
-        raise _not_found(queue, id)
+        return await self._of_one(partial(self._database.read_async, queues.by_ids, queues.get, tier=tier), queue, id)
 
     async def cancel(self, queue: QueueKey, id: str, tier: Tier) -> MessageInfo:
         """Cancel a message; what it is then."""
-        lease: FoundLease | None = None
-        for _ in range(_SEARCHES_MAX):
-            found = await self._database.transact_async(queues.cancel, queue, id, lease=lease, tier=tier)
-            if not isinstance(found, SearchOn):
-                return found
-            lease = await self._search(queue, id, found)
-        raise _not_found(queue, id)
+        return await self._of_one(self._cancel(tier), queue, id)
 
     async def cancel_many(self, queue: QueueKey, ids: Sequence[str], tier: Tier) -> Outcomes:
-        """Cancel messages, those that leases are searched for after the others; an outcome for each."""
-        outcomes = [Outcome()] * len(ids)
+        """Cancel messages; an outcome for each."""
+        found = await self._by_ids(self._cancel(tier), queue, ids)
+        errors = [each if isinstance(each, FastnessError) else _not_cancelled(each) for each in found]
+        return Outcomes([outcome_of(error) for error in errors])
+
+    def _cancel(self, tier: Tier) -> Callable[..., Any]:
+        return partial(self._database.transact_async, queues.by_ids, queues.cancel, tier=tier)
+
+    async def _of_one(self, work: Callable[..., Any], queue: QueueKey, id: str) -> MessageInfo:
+        (found,) = await self._by_ids(work, queue, [id])
+        if isinstance(found, FastnessError):
+            raise found
+        return found
+
+    async def _by_ids(
+        self, work: Callable[..., Any], queue: QueueKey, ids: Sequence[str]
+    ) -> list[MessageInfo | FastnessError]:
+        """Do `work` on messages, on those that leases are searched for after the others."""
+        answers: dict[int, MessageInfo | FastnessError] = {}
         left, leases = dict(enumerate(ids)), None
         for _ in range(_SEARCHES_MAX):
-            found = await self._database.transact_async(
-                queues.cancel_many, queue, list(left.values()), leases=leases, tier=tier
-            )
-            results = dict(zip(left, found, strict=True))
-            for index, each in results.items():
-                outcomes[index] = Outcome(each.code, str(each)) if isinstance(each, FastnessError) else Outcome()
-            # A message that was not found may have been leased again since the leases were searched.
-            is_searched = leases is not None
-            left = {
-                index: ids[index]
-                for index, each in results.items()
-                if isinstance(each, SearchOn) or (is_searched and isinstance(each, MessageNotFound))
-            }
+            found = await work(queue, list(left.values()), leases=leases)
+            after: list[bytes] = []
+            for index, each in zip(list(left), found, strict=True):
+                answers[index] = _not_found(queue, ids[index]) if isinstance(each, SearchOn) else each
+                if isinstance(each, SearchOn):
+                    after.append(each.after)
+                elif leases is not None and isinstance(each, MessageNotFound):
+                    after.append(b"")  # It may have been leased again since the leases were searched.
+                else:
+                    del left[index]
             if not left:
                 break
-            leases = await self._search_many(queue, list(left.values()))
+            is_searched = leases is not None
+            leases = await self._search(queue, list(left.values()), min(after))
             if is_searched and not leases:
                 break
-        return Outcomes(outcomes)
+        return [answers[index] for index in range(len(ids))]
 
     async def result(self, queue: QueueKey, id: str, *, wait_ms: int, tier: Tier) -> MessageResult:
         """The result of a message, as soon as it is done.
@@ -186,21 +194,13 @@ class AsyncQueueStore:
                 ended = await self._database.read_async(queues.ended, queue, leases, tier=tier)
                 left_ms = until_ms - self._clock.now_ms()
                 if left_ms <= 0 or any(isinstance(each, MessageCancelled) for each in ended):
-                    return Outcomes([Outcome() if each is None else Outcome(each.code, str(each)) for each in ended])
+                    return Outcomes([outcome_of(each) for each in ended])
                 await watch.wait_async(self._polling.pause_ms(left_ms) / 1_000)
 
-    async def _search(self, queue: QueueKey, id: str, start: SearchOn) -> FoundLease | None:
-        """Search the leases of a queue for a message, a bounded number per transaction."""
-        at: FoundLease | SearchOn | None = start
-        while isinstance(at, SearchOn):
-            at = await self._database.read_async(queues.search, queue, id, after=at.after)
-        return at
-
-    async def _search_many(self, queue: QueueKey, ids: Sequence[str]) -> dict[bytes, FoundLease]:
+    async def _search(self, queue: QueueKey, ids: Sequence[str], after: bytes | None) -> dict[bytes, bytes]:
         """Search the leases of a queue for messages, a bounded number per transaction."""
-        leases: dict[bytes, FoundLease] = {}
-        after: bytes | None = b""
-        while after is not None:
+        leases: dict[bytes, bytes] = {}
+        while after is not None and len(leases) < len(ids):
             found, after = await self._database.read_async(queues.search_leases, queue, ids, after=after)
             leases |= found
         return leases
@@ -223,29 +223,42 @@ class AsyncQueueStore:
         ]
         return QueueSurvey(counted, following)
 
-    async def purge(self, queue: QueueKey, call: KeyedCall | None = None, *, leased: bool = False) -> Moved:
-        """Remove every message that is not leased, or all, a bounded number per transaction; once per `call`."""
-        so_far = PurgeProgress()
-        while so_far.after is not None:
-            so_far = await self._database.transact_async(queues.purge_step, queue, so_far, call, leased=leased)
-        return Moved(so_far.count)
-
-    async def delete(self, queue: QueueKey, *, force: bool, call: KeyedCall | None = None) -> Moved:
-        """Remove a queue and its messages, a bounded number per transaction; once per `call`."""
-        so_far = DeleteProgress()
-        while not so_far.is_done:
-            so_far = await self._database.transact_async(queues.delete_step, queue, so_far, call, force=force)
-        return Moved(so_far.count)
-
-    async def redrive(
-        self, queue: QueueKey, ids: Sequence[str] | None, limit: int, call: KeyedCall | None = None
+    async def run_work(
+        self, queue: QueueKey, do: Callable[[Transaction, QueueKey, Work], None], call: KeyedCall | None = None
     ) -> Moved:
-        """Return dead letters to the queue, a bounded number per transaction; once per `call`."""
-        so_far = RedriveProgress()
-        while not so_far.is_done:
-            so_far = await self._database.transact_async(queues.redrive_step, queue, so_far, call, ids=ids, limit=limit)
-        return Moved(so_far.count)
+        """Purge, delete or redrive, a bounded number of messages per transaction; once per `call`."""
+        work = Work()
+        while not work.is_done:
+            work = await self._database.transact_async(queues.step, queue, do, work, call)
+        return Moved(work.count)
+
+    async def begin_work(
+        self,
+        key: WorkKey,
+        begin: Callable[[Transaction, QueueKey], None],
+        do: Callable[[Transaction, QueueKey, Work], int | None],
+        tier: Tier,
+        call: KeyedCall | None,
+    ) -> Purged:
+        """Begin listed work, once per `call`, and do some of its steps; the rest follows in the background."""
+        queue = QueueKey(key.universe, key.queue)
+        if call is None:
+            await self._database.transact_async(begin, queue, tier=tier)
+        else:
+            await self._database.transact_async(run_idempotent, call, bool, begin, queue, tier=tier)
+        in_ms: int | None = 0
+        for _ in range(SQS_STEPS_MAX):
+            in_ms = await self._database.transact_async(queues.listed_step, key, do, self._worker)
+            if in_ms != 0:
+                break
+        if in_ms is not None:
+            self._database.publish([SqsWorkAdded()])
+        return Purged(is_done=in_ms != 0)
 
 
 def _not_found(queue: QueueKey, id: str) -> MessageNotFound:
     return MessageNotFound(f"Message {id} of {queue.name} was not found: it moves too often; try again")
+
+
+def _not_cancelled(known: MessageInfo) -> FastnessError | None:
+    return None if known.state == "cancelled" else queues.finished(known)

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from fastness import limits
-from fastness.errors import MessageCancelled, QueueMessageLeaseMismatch
+from fastness.errors import FastnessError, MessageCancelled, QueueMessageLeaseMismatch
 from fastness.names import UNIVERSE
 from fastness.tiers import Tier
 from fastness.wire.fields import (
@@ -189,47 +189,6 @@ class Delivery(msgspec.Struct, frozen=True, omit_defaults=True):
 MessageState = Literal["ready", "delayed", "blocked", "leased", "dead", "done", "cancelled"]
 
 
-class MessageInfo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is known about one message.
-
-    It is ready; or delayed until `due_ms`; or blocked, by another message of its group or by its key; or leased
-    by `owner` until `expires_ms`; or dead, which a redrive can undo; or done or cancelled, at `finished_ms`.
-    """
-
-    id: str
-    state: MessageState
-    priority: int
-    created_ms: int
-    attempts: int  # Deliveries.
-    failure_attempts: int
-    max_attempts: int
-    correlation_id: str
-    payload: bytes | None = None  # None: it is in the blob, or gone.
-    blob: str | None = None
-    size: int = 0
-    content_type: str = ""
-    attributes: dict[str, str] = {}
-    group: str | None = None
-    key: str | None = None
-    unique_key: str | None = None
-    last_error: str | None = None
-    failures: list[Failure] = []  # The oldest first, with tracebacks.
-    due_ms: int = 0  # When its delay ends.
-    ttl_at_ms: int = 0  # When it is removed; 0: never.
-    owner: str | None = None
-    lease_id: str | None = None
-    fence: int = 0
-    leased_ms: int = 0  # When it was last delivered; 0: never.
-    expires_ms: int = 0  # When its lease ends.
-    died_ms: int = 0
-    finished_ms: int = 0
-    keep_result: bool = False  # What becomes of it is kept.
-    has_result: bool = False
-    stateful: bool = False  # It has a workflow state, which its consumers share:
-    state_value: bytes | None = None  # as canonical CBOR; None: it has none yet,
-    state_etag: str | None = None  # and the version of it.
-
-
 class FoundMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     """A message that a search has found, without its payload."""
 
@@ -251,6 +210,29 @@ class FoundMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     last_error: str | None = None
     size: int = 0
     content_type: str = ""
+
+
+class MessageInfo(FoundMessage, frozen=True, omit_defaults=True):
+    """What is known about one message.
+
+    It is ready; or delayed until `due_ms`; or blocked, by another message of its group or by its key; or leased
+    by `owner` until `expires_ms`; or dead, which a redrive can undo; or done or cancelled, at `finished_ms`.
+    """
+
+    payload: bytes | None = None  # None: it is in the blob, or gone.
+    blob: str | None = None
+    attributes: dict[str, str] = {}
+    unique_key: str | None = None
+    failures: list[Failure] = []  # The oldest first, with tracebacks.
+    ttl_at_ms: int = 0  # When it is removed; 0: never.
+    lease_id: str | None = None
+    fence: int = 0
+    leased_ms: int = 0  # When it was last delivered; 0: never.
+    keep_result: bool = False  # What becomes of it is kept.
+    has_result: bool = False
+    stateful: bool = False  # It has a workflow state, which its consumers share:
+    state_value: bytes | None = None  # as canonical CBOR; None: it has none yet,
+    state_etag: str | None = None  # and the version of it.
 
 
 class FoundMessages(msgspec.Struct, frozen=True):
@@ -459,6 +441,11 @@ class Outcome(msgspec.Struct, frozen=True):
     detail: str | None = None
     expires_ms: int = 0
     correlation_id: str | None = None
+
+
+def outcome_of(error: FastnessError | None) -> Outcome:
+    """The outcome for an item that was refused with this error, or succeeded."""
+    return Outcome() if error is None else Outcome(error.code, str(error))
 
 
 class Outcomes(msgspec.Struct, frozen=True, omit_defaults=True):

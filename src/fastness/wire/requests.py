@@ -56,6 +56,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     audited: bool = False  # A server records who sent it, when and from where.
     all_universes: bool = False  # A token must be for all universes, although the request names one.
     all_queues: bool = False  # A token must be for all queues: it reaches what is in them, and names none.
+    queue_field: str = "queue"  # The field that names its queue, if it has one.
     lists_queues: bool = False  # Its field `only` has the queues of the caller's token, to which its answer is limited.
     any_token: bool = False  # Every usable token allows it, whatever its verbs and universes.
     http: tuple[Route, ...] = ()
@@ -93,7 +94,7 @@ class Request(
 
     def queue_names(self) -> tuple[str, ...]:
         """Every queue that the request names; "*" is all of them. A token for some queues must be for all of these."""
-        queue = getattr(self, "queue", None)
+        queue = getattr(self, self.operation.queue_field, None)
         return () if queue is None else (queue,)
 
 

@@ -132,26 +132,20 @@ class CreateSqsQueue(Request[SqsQueue], frozen=True, tag="sqs.create"):
 class GetSqsQueue(Request[SqsQueue], frozen=True, tag="sqs.get"):
     """A queue with its attributes and tags. `arn_prefix` is what ARNs of queues start with, without the last colon."""
 
-    operation = Operation(permission="sqs:get", reads=True)
+    operation = Operation(queue_field="name", permission="sqs:get", reads=True)
 
     name: str
     arn_prefix: str = ARN_PREFIX
     universe: Name = UNIVERSE
 
-    def queue_names(self) -> tuple[str, ...]:
-        return (self.name,)
-
 
 class GetSqsSettings(Request[SqsSettings], frozen=True, tag="sqs.settings"):
     """What calls that send and receive messages need to know of a queue; `exists` is false if there is none."""
 
-    operation = Operation(permission="sqs:settings", reads=True)
+    operation = Operation(queue_field="name", permission="sqs:settings", reads=True)
 
     name: str
     universe: Name = UNIVERSE
-
-    def queue_names(self) -> tuple[str, ...]:
-        return (self.name,)
 
 
 class ListSqsQueues(Request[SqsQueueNames], frozen=True, tag="sqs.list"):
@@ -195,31 +189,26 @@ class DeleteSqsQueue(Request[Purged], frozen=True, tag="sqs.delete"):
     removed after that.
     """
 
-    operation = Operation(permission="sqs:delete", audited=True)
+    operation = Operation(queue_field="name", permission="sqs:delete", audited=True)
 
     name: str
     universe: Name = UNIVERSE
-
-    def queue_names(self) -> tuple[str, ...]:
-        return (self.name,)
 
 
 class PurgeSqsQueue(Request[Purged], frozen=True, tag="sqs.purge"):
     """Remove all messages of a queue, also leased ones; once in 60 seconds."""
 
-    operation = Operation(permission="sqs:purge", audited=True)
+    operation = Operation(queue_field="name", permission="sqs:purge", audited=True)
 
     name: str
     universe: Name = UNIVERSE
-
-    def queue_names(self) -> tuple[str, ...]:
-        return (self.name,)
 
 
 class TagSqsQueue(Request[SqsQueue], frozen=True, tag="sqs.tag"):
     """Add tags to a queue, or replace their values."""
 
     operation = Operation(
+        queue_field="name",
         permission="sqs:tag",
         stores=True,
         audited=True,
@@ -229,36 +218,27 @@ class TagSqsQueue(Request[SqsQueue], frozen=True, tag="sqs.tag"):
     tags: dict[str, str]
     universe: Name = UNIVERSE
 
-    def queue_names(self) -> tuple[str, ...]:
-        return (self.name,)
-
 
 class UntagSqsQueue(Request[SqsQueue], frozen=True, tag="sqs.untag"):
     """Remove tags of a queue. A tag that it does not have is ignored."""
 
-    operation = Operation(permission="sqs:untag", audited=True)
+    operation = Operation(queue_field="name", permission="sqs:untag", audited=True)
 
     name: str
     keys: list[str]
     universe: Name = UNIVERSE
 
-    def queue_names(self) -> tuple[str, ...]:
-        return (self.name,)
-
 
 class ListSqsSources(Request[SqsQueueNames], frozen=True, tag="sqs.sources"):
     """The names of the queues whose dead letters go to this queue, after the name `after`."""
 
-    operation = Operation(permission="sqs:sources", reads=True, lists_queues=True)
+    operation = Operation(queue_field="name", permission="sqs:sources", reads=True, lists_queues=True)
 
     name: str
     after: str = ""
     limit: Annotated[int, Meta(ge=1, le=limits.SQS_LIST_MAX)] = SQS_LIST_MAX
     universe: Name = UNIVERSE
     only: list[str] = msgspec.field(default_factory=list)  # Empty: all. A server sets the caller's.
-
-    def queue_names(self) -> tuple[str, ...]:
-        return (self.name,)
 
 
 class StartMoveTask(Request[MoveTask], frozen=True, tag="sqs.moves.start"):
@@ -279,14 +259,11 @@ class StartMoveTask(Request[MoveTask], frozen=True, tag="sqs.moves.start"):
 class ListMoveTasks(Request[MoveTasks], frozen=True, tag="sqs.moves.list"):
     """The newest tasks that move messages of a queue."""
 
-    operation = Operation(permission="sqs:moves.list", reads=True)
+    operation = Operation(queue_field="source", permission="sqs:moves.list", reads=True)
 
     source: str
     limit: Annotated[int, Meta(ge=1, le=limits.MOVE_TASKS_LISTED_MAX)] = 1
     universe: Name = UNIVERSE
-
-    def queue_names(self) -> tuple[str, ...]:
-        return (self.source,)
 
 
 class CancelMoveTask(Request[MoveTask], frozen=True, tag="sqs.moves.cancel"):

@@ -4,8 +4,6 @@
 """
 
 from fastness.layers.queues.admin import (
-    DeleteProgress,
-    PurgeProgress,
     delete_step,
     find,
     leased,
@@ -19,19 +17,18 @@ from fastness.layers.queues.admin import (
     survey,
 )
 from fastness.layers.queues.by_id import (
-    FoundLease,
     SearchOn,
+    by_ids,
     cancel,
-    cancel_many,
+    finished,
     get,
     result,
-    search,
     search_leases,
     update,
 )
 from fastness.layers.queues.counters import NEVER_MS, MessageEvent, QueueDue
 from fastness.layers.queues.dead_letter_sources import sources as dead_letter_sources
-from fastness.layers.queues.dead_letters import RedriveProgress, redrive, redrive_step
+from fastness.layers.queues.dead_letters import redrive, redrive_step
 from fastness.layers.queues.enqueue import only_adds, put, remove_schedule, schedules_of, set_schedule
 from fastness.layers.queues.expiry import due_in, next_due, sweep
 from fastness.layers.queues.failures import failures_of
@@ -39,7 +36,6 @@ from fastness.layers.queues.history import read_history
 from fastness.layers.queues.key_flow import info as key_info
 from fastness.layers.queues.key_flow import pause as pause_key
 from fastness.layers.queues.keyed_receives import (
-    abandon_receive,
     ack_keyed,
     lease_keyed,
     release_undelivered,
@@ -48,6 +44,7 @@ from fastness.layers.queues.keyed_receives import (
 from fastness.layers.queues.keys import QueueKey, keys_of
 from fastness.layers.queues.leasing import (
     Leased,
+    LeaseOptions,
     Prefetched,
     deliveries_of,
     lease,
@@ -64,7 +61,6 @@ from fastness.layers.queues.settling import (
     ack_packed,
     change_visibility,
     check,
-    defer_all,
     ended,
     extend,
     extend_many,
@@ -72,5 +68,6 @@ from fastness.layers.queues.settling import (
     reject,
 )
 from fastness.layers.queues.upkeep import fold, needs_upkeep, run_upkeep
+from fastness.layers.queues.work import Work, WorkKey, listed_step, step
 from fastness.wire.deliveries import delivery_of
 from fastness.wire.stored_messages import StoredMessage, format_id

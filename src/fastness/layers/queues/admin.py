@@ -2,26 +2,26 @@
 
 from collections.abc import Sequence
 
-import msgspec
-
 from fastness.errors import InvalidArgument, QueueInUse
 from fastness.kv import Transaction, pages
-from fastness.layers.idempotency import KeyedCall, store_result, stored_result
 from fastness.layers.queues import (
+    by_id,
     dead_letter_sources,
     dead_letters,
     history,
     key_flow,
-    locations,
     message_leases,
     policies,
     retention,
 )
-from fastness.layers.queues.counters import QueueTransaction, decode_counters, total_counters
+from fastness.layers.queues.by_id import WaitingMessage
+from fastness.layers.queues.counters import QueueTransaction, decode_counters, ready_ranges, total_counters
 from fastness.layers.queues.enqueue import remove_schedule, schedules_of
 from fastness.layers.queues.keys import QueueKey, QueueKeys, keys_of, queues
 from fastness.layers.queues.message_leases import HeldLease
+from fastness.layers.queues.message_search import leases_from
 from fastness.layers.queues.policies import check_exists, dead_letter_queue, history_ms, policy_of
+from fastness.layers.queues.work import Work
 from fastness.layers.worlds import first_elements, matching_elements
 from fastness.limits import (
     DUE_BATCH_MAX,
@@ -34,7 +34,7 @@ from fastness.limits import (
 )
 from fastness.plurals import counted
 from fastness.wire.permissions import checked_queues
-from fastness.wire.queues import LeasedMessage, LeasedMessages, QueuePolicy, QueueStats
+from fastness.wire.queues import LeasedMessage, LeasedMessages, MessageState, QueuePolicy, QueueStats
 from fastness.wire.stored_messages import StoredMessage, decode, encode, format_id
 
 _LEASES = b"\x01"  # Where a purge continues that has come to the leases; a due entry follows.
@@ -44,11 +44,11 @@ def peek(tx: Transaction, queue: QueueKey, *, limit: int) -> list[StoredMessage]
     """At most `limit` ready messages in delivery order, without leasing them."""
     if not 0 < limit <= READ_ENTRIES_MAX:
         raise InvalidArgument(f"limit is {limit}; peek takes 1 to {READ_ENTRIES_MAX} messages")
-    queue_tx = QueueTransaction(tx, queue)
-    found = _ready(queue_tx, limit)
+    keys = keys_of(queue)
+    found = _ready(tx, keys, limit)
     for message in found:
         if message.has_body:
-            message.payload = tx.get(queue_tx.keys.body_key(message.id))
+            message.payload = tx.get(keys.body_key(message.id))
     return found
 
 
@@ -64,28 +64,14 @@ def leased(tx: Transaction, queue: QueueKey, *, after: str, limit: int) -> Lease
     if not 0 < limit <= LEASED_LIST_MAX:
         raise InvalidArgument(f"limit is {limit}; one page has 1 to {LEASED_LIST_MAX} messages")
     keys = keys_of(queue)
-    if not total_counters(tx, keys).leased:
-        return LeasedMessages([], None)
-    begin, end = keys.due_range(0)
     entry, skipped = _position(tx, keys, after)
-    begin = keys.due + entry if entry else begin
     found: list[LeasedMessage] = []
-    for _ in range(LEASED_SCAN_MAX // DUE_BATCH_MAX):
-        pairs = tx.scan(begin, end, limit=DUE_BATCH_MAX)
-        for key, value in pairs:
-            held = message_leases.held_at(tx, keys, key, value)
-            left = [] if held is None else held.remaining()
-            if key[len(keys.due) :] == entry:
-                left = [position for position in left if position >= skipped]
-            for position in left:
-                if held is not None and len(found) < limit:
-                    found.append(_leased_message(held.message(position), held.record.owner))
-                else:
-                    return LeasedMessages(found, f"{key[len(keys.due) :].hex()}.{position}")
-        if len(pairs) < DUE_BATCH_MAX:
-            return LeasedMessages(found, None)
-        begin = pairs[-1][0] + b"\x00"
-    return LeasedMessages(found, f"{begin[len(keys.due) :].hex()}.0")
+    for scanned, (held, suffix, position) in enumerate(leases_from(tx, keys, entry, skipped)):
+        if len(found) == limit or scanned == LEASED_SCAN_MAX:
+            return LeasedMessages(found, f"{suffix.hex()}.{position}")
+        if held is not None:
+            found.append(_leased_message(held.message(position), held.record.owner))
+    return LeasedMessages(found, None)
 
 
 def _position(tx: Transaction, keys: QueueKeys, text: str) -> tuple[bytes, int]:
@@ -130,7 +116,7 @@ def stats(tx: Transaction, queue: QueueKey, *, must_exist: bool = False) -> Queu
         check_exists(tx, queue, policy)
     counters = total_counters(tx, keys_of(queue))
     dead = total_counters(tx, keys_of(dead_letter_queue(queue, policy)))
-    head = _ready(QueueTransaction(tx, queue), 1)
+    head = _ready(tx, keys_of(queue), 1)
     return QueueStats(
         queue=queue.name,
         ready=counters.ready_total(),
@@ -223,35 +209,25 @@ def purge(
     messages follow, then delayed ones, and leased ones at the end, if those are to be removed too.
     """
     queue_tx = QueueTransaction(tx, queue)
-    if after == b"":
-        blocked = tx.scan(*queue_tx.keys.waiting.range(), limit=limit)
-        for key, value in blocked:
-            message = decode(value)
-            if message.key is None or not key_flow.remove_waiting(queue_tx, message, message.key):
-                tx.delete(key)
-                queue_tx.counters.blocked -= 1
-            locations.clear(queue_tx, message.id)
-            dead_letters.purge_message(queue_tx, message)
-        if blocked:
-            queue_tx.save()
-            return len(blocked), after
-        found = _ready(queue_tx, limit)
-        for message in found:
-            key_flow.remove_ready(queue_tx, message)
-            dead_letters.purge_message(queue_tx, message)
-        if found:
-            queue_tx.save()
-        return len(found), after if found else b"\x00"
     if after.startswith(_LEASES):
         return _purge_leases(queue_tx, after[len(_LEASES) :], limit)
-    delayed = [decode(value) for _, value in tx.scan(*queue_tx.keys.delayed_range(), limit=limit)]
-    for message in delayed:
-        queue_tx.remove_delayed(message)
-        dead_letters.purge_message(queue_tx, message)
-    if not delayed:
-        return 0, _LEASES if leased else None
-    queue_tx.save()
-    return len(delayed), after
+    if after == b"":
+        found = _waiting(queue_tx, "blocked", queue_tx.keys.waiting.range(), limit=limit)
+        found = found or [WaitingMessage(each, "ready", b"") for each in _ready(tx, queue_tx.keys, limit)]
+    else:
+        found = _waiting(queue_tx, "delayed", queue_tx.keys.delayed_range(), limit=limit)
+    for each in found:
+        dead_letters.purge_message(queue_tx, by_id.take(queue_tx, each))
+    if found:
+        queue_tx.save()
+        return len(found), after
+    return 0, b"\x00" if after == b"" else _LEASES if leased else None
+
+
+def _waiting(
+    queue_tx: QueueTransaction, state: MessageState, area: tuple[bytes, bytes], *, limit: int
+) -> list[WaitingMessage]:
+    return [WaitingMessage(decode(value), state, key) for key, value in queue_tx.tx.scan(*area, limit=limit)]
 
 
 def _purge_leases(queue_tx: QueueTransaction, after: bytes, limit: int) -> tuple[int, bytes | None]:
@@ -274,7 +250,7 @@ def _purge_leases(queue_tx: QueueTransaction, after: bytes, limit: int) -> tuple
 
 def _purge_lease(queue_tx: QueueTransaction, held: HeldLease) -> int:
     """End a lease, and purge the messages that are left in it; returns how many. They cannot be settled then."""
-    messages = held.take_all(queue_tx)
+    messages = held.take(queue_tx)
     for message in messages:
         key_flow.release(queue_tx, message)
         dead_letters.purge_message(queue_tx, message)
@@ -297,104 +273,56 @@ def matching_names(
     return matching_elements(tx, queues(universe), checked_queues(only), after, limit, prefix=prefix)
 
 
-class PurgeProgress(msgspec.Struct, frozen=True, array_like=True):
-    """How far a purge of several transactions has come."""
-
-    count: int = 0
-    after: bytes | None = b""  # Where it continues; None at its end.
-
-
-_decode_progress = msgspec.msgpack.Decoder(PurgeProgress).decode
+def purge_step(tx: Transaction, queue: QueueKey, work: Work, *, leased: bool = False) -> None:
+    """Purge one batch."""
+    if work.after is not None:
+        count, work.after = purge(tx, queue, after=work.after, limit=MESSAGES_MAX, leased=leased)
+        work.count += count
+    work.is_done = work.after is None
 
 
-def purge_step(
-    tx: Transaction, queue: QueueKey, progress: PurgeProgress, call: KeyedCall | None, *, leased: bool = False
-) -> PurgeProgress:
-    """Purge one batch; returns the new progress.
-
-    A repeated `call` resumes at the progress that is stored under its key.
-    """
-    before = None if call is None else stored_result(tx, call)
-    progress = progress if before is None else _decode_progress(before)
-    if progress.after is None:
-        return progress
-    count, after = purge(tx, queue, after=progress.after, limit=MESSAGES_MAX, leased=leased)
-    progress = PurgeProgress(progress.count + count, after)
-    if call is not None:
-        store_result(tx, call, progress)
-    return progress
-
-
-class DeleteProgress(msgspec.Struct, frozen=True, array_like=True):
-    """How far a deletion of several transactions has come."""
-
-    count: int = 0  # Messages removed.
-    after: bytes | None = b""  # Where `purge` continues; None when it has removed everything that is not leased.
-    is_done: bool = False
-
-
-_decode_deletion = msgspec.msgpack.Decoder(DeleteProgress).decode
-
-
-def delete_step(
-    tx: Transaction, queue: QueueKey, progress: DeleteProgress, call: KeyedCall | None, *, force: bool
-) -> DeleteProgress:
-    """Delete one batch of a queue; returns the new progress.
+def delete_step(tx: Transaction, queue: QueueKey, work: Work, *, force: bool) -> None:
+    """Delete one batch of a queue.
 
     The first step removes the schedules, which would put messages, and the last one whatever is left: policy, counters,
-    idempotency keys and ack records. An interrupted deletion leaves a valid queue with fewer messages. A repeated
-    `call` resumes at the progress that is stored under its key.
+    idempotency keys and ack records. An interrupted deletion leaves a valid queue with fewer messages.
 
     Raises:
         QueueInUse: messages are leased, and `force` is not set.
     """
-    before = None if call is None else stored_result(tx, call)
-    progress = progress if before is None else _decode_deletion(before)
-    if progress.is_done:
-        return progress
     if not force and (held := total_counters(tx, keys_of(queue)).leased) > 0:
         raise QueueInUse(
             f"Queue {queue.name} has {counted(held, 'leased message')}; wait until all are settled, or delete it with "
-            f"force. Of the others, {progress.count:,} were removed"
+            f"force. Of the others, {work.count:,} were removed"
         )
-    if progress == DeleteProgress():
+    if not work.count and work.after == b"":
         for schedule in schedules_of(tx, queue):
             remove_schedule(tx, queue, schedule.name)
-    progress = _delete_batch(tx, queue, progress)
-    if call is not None:
-        store_result(tx, call, progress)
-    return progress
-
-
-def _delete_batch(tx: Transaction, queue: QueueKey, progress: DeleteProgress) -> DeleteProgress:
-    if progress.after is not None:
-        count, after = purge(tx, queue, after=progress.after, limit=MESSAGES_MAX)
-        return DeleteProgress(progress.count + count, after)
+    if work.after is not None:
+        count, work.after = purge(tx, queue, after=work.after, limit=MESSAGES_MAX)
+        work.count += count
+        return
     keys, queue_tx = keys_of(queue), QueueTransaction(tx, queue)
     ranges = (keys.ready_range(), keys.waiting.range(), keys.delayed_range())
     if any(tx.scan(begin, end, limit=1) for begin, end in ranges):
-        return DeleteProgress(progress.count)  # Put, or returned by consumers, since the purge.
+        work.after = b""  # Put, or returned by consumers, since the purge.
+        return
     entries = tx.scan(*keys.due_range(0), limit=DUE_BATCH_MAX)
-    count = 0
     for key, value in entries:
-        held = message_leases.held_at(tx, keys, key, value)
-        count += 0 if held is None else _purge_lease(queue_tx, held)
+        held_lease = message_leases.held_at(tx, keys, key, value)
+        work.count += 0 if held_lease is None else _purge_lease(queue_tx, held_lease)
         tx.delete(key)
     if entries:
         queue_tx.save()
-        return DeleteProgress(progress.count + count, None)
+        return
     dead_letter_sources.forget(tx, queue, policy_of(tx, queue))
     tx.delete_range(*queues(queue.universe).at(queue.name).range())
-    return DeleteProgress(progress.count, None, is_done=True)
+    work.is_done = True
 
 
-def _ready(queue_tx: QueueTransaction, limit: int) -> list[StoredMessage]:
-    tx, keys, counters = queue_tx.tx, queue_tx.keys, queue_tx.counters
-    if tx.writer:
-        return [decode(value) for _, value in tx.scan(*keys.ready_range(), limit=limit)]
+def _ready(tx: Transaction, keys: QueueKeys, limit: int) -> list[StoredMessage]:
     found: list[StoredMessage] = []
-    for priority in sorted((each for each, count in counters.ready.items() if count > 0), reverse=True):
-        begin, end = keys.priority_range(priority, counters.fronts.get(priority, b""))
+    for begin, end in ready_ranges(tx, keys):
         found += [decode(value) for _, value in tx.scan(begin, end, limit=limit - len(found))]
         if len(found) == limit:
             break

@@ -5,8 +5,10 @@ plain message that is leased is searched for in the leases, a bounded number of 
 `SearchOn` says where another transaction has to continue. Every read is checked again by the transaction that writes.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
+
+import msgspec
 
 from fastness.errors import FastnessError, InvalidArgument, MessageFinished, MessageLeased, MessageNotFound
 from fastness.kv import Transaction
@@ -24,6 +26,7 @@ from fastness.layers.queues.counters import QueueTransaction, total_counters
 from fastness.layers.queues.enqueue import insert, move_ttl
 from fastness.layers.queues.keys import QueueKey, place_of
 from fastness.layers.queues.message_leases import HeldLease
+from fastness.layers.queues.message_search import found_message, found_outcome
 from fastness.layers.queues.outcomes import OutcomeRecord
 from fastness.layers.queues.policies import dead_letter_queue, is_too_old, policy_of
 from fastness.limits import DELAY_SECONDS_MAX, FIND_ENTRIES, PRIORITY_MAX
@@ -39,10 +42,7 @@ class SearchOn(NamedTuple):
     after: bytes
 
 
-class FoundLease(NamedTuple):
-    """The key of a lease in the due index that has the message."""
-
-    key: bytes
+Leases = Mapping[bytes, bytes]  # The result of a search: the keys in the due index of leases, by the ids of messages.
 
 
 class WaitingMessage(NamedTuple):
@@ -102,19 +102,24 @@ def take(queue_tx: QueueTransaction, found: WaitingMessage) -> StoredMessage:
     elif message.key is None or not key_flow.remove_waiting(queue_tx, message, message.key):
         queue_tx.tx.delete(found.key)
         queue_tx.counters.blocked -= 1
-    locations.clear(queue_tx, message.id)
+    if found.state == "blocked" or message.job is not None:
+        locations.clear(queue_tx, message.id)
     return message
 
 
-def get(tx: Transaction, queue: QueueKey, id: str, *, lease: FoundLease | None = None) -> MessageInfo | SearchOn:
-    """What is known about a message; or where to search for it. `lease` is the result of a search.
+def get(
+    tx: Transaction, queue: QueueKey, id: str, *, leases: Leases | None = None, searches: bool = True
+) -> MessageInfo | SearchOn:
+    """What is known about a message; or where to search for it.
+
+    `leases` is the result of a search. Without one, and if this call `searches`, it reads the first leases.
 
     Raises:
         InvalidArgument: `id` is not a message id.
         MessageNotFound: there is no such message, and nothing is kept about it.
     """
     queue_tx, number = QueueTransaction(tx, queue), parse_id(id)
-    found = find_waiting(queue_tx, number) or _find_leased(queue_tx, number, lease)
+    found = find_waiting(queue_tx, number) or _find_leased(queue_tx, number, leases, searches=searches)
     if isinstance(found, SearchOn):
         return found
     if found is None:
@@ -149,7 +154,7 @@ def _dead_letter(queue_tx: QueueTransaction, id: bytes) -> MessageInfo | None:
     found = find_waiting(dead, id)
     message = None if found is None else found.message
     if found is None:
-        held = _find_leased(dead, id, None)  # A consumer of the dead letters may have it.
+        held = _find_leased(dead, id)  # A consumer of the dead letters may have it.
         message = None if held is None or isinstance(held, SearchOn) else held[0].message(held[1])
     return None if message is None or message.origin != queue.name else _info(dead, message, "dead")
 
@@ -166,59 +171,48 @@ def result(tx: Transaction, queue: QueueKey, id: str) -> MessageResult | None:
     return None if outcome is None else outcomes.result_of(number, outcome)
 
 
-def cancel(tx: Transaction, queue: QueueKey, id: str, *, lease: FoundLease | None = None) -> MessageInfo | SearchOn:
-    """Cancel a message that is in the queue; what it is then, or where to search for it.
+def cancel(
+    tx: Transaction, queue: QueueKey, id: str, *, leases: Leases | None = None, searches: bool = True
+) -> MessageInfo | SearchOn:
+    """Cancel a message that is in the queue; what it is then, or where to search for it, as `get` does.
 
     Raises:
         InvalidArgument: `id` is not a message id.
         MessageNotFound: there is no such message, and nothing is kept about it.
     """
     queue_tx, number = QueueTransaction(tx, queue), parse_id(id)
-    found = find_waiting(queue_tx, number)
-    return _cancel(queue_tx, number, found or _find_leased(queue_tx, number, lease))
-
-
-def cancel_many(
-    tx: Transaction, queue: QueueKey, ids: Sequence[str], *, leases: Mapping[bytes, FoundLease] | None
-) -> list[FastnessError | SearchOn | None]:
-    """Cancel messages; for each None, or an error, or that its lease has to be searched for.
-
-    `leases` is the result of `search_leases` for all of them; None: it was not searched for leases so far.
-    """
-    return [_cancel_one_of(tx, queue, id, leases) for id in ids]
-
-
-def _cancel_one_of(
-    tx: Transaction, queue: QueueKey, id: str, leases: Mapping[bytes, FoundLease] | None
-) -> FastnessError | SearchOn | None:
-    try:
-        queue_tx, number = QueueTransaction(tx, queue), parse_id(id)
-        found = find_waiting(queue_tx, number) or _located(queue_tx, number)
-        if found is None and leases is None and total_counters(tx, queue_tx.keys).leased > 0:
-            return SearchOn(b"")
-        if found is None and leases is not None and number in leases:
-            found = _held(queue_tx, number, leases[number])
-        known = _cancel(queue_tx, number, found)
-    except (InvalidArgument, MessageNotFound) as error:
-        return error
-    return None if isinstance(known, SearchOn) or known.state == "cancelled" else finished(known)
-
-
-def _cancel(
-    queue_tx: QueueTransaction, id: bytes, found: "WaitingMessage | tuple[HeldLease, int] | SearchOn | None"
-) -> MessageInfo | SearchOn:
-    """Cancel a message that was found, and say what it is then; if it was not, what is kept about it."""
+    found = find_waiting(queue_tx, number) or _find_leased(queue_tx, number, leases, searches=searches)
     if isinstance(found, SearchOn):
         return found
     if found is None:
-        return finished_info(queue_tx, id)
+        return finished_info(queue_tx, number)
     message = take(queue_tx, found) if isinstance(found, WaitingMessage) else _revoke(queue_tx, *found)
     dead_letters.cancel_message(queue_tx, message)
     queue_tx.save()
-    outcome = outcomes.find(queue_tx.tx, queue_tx.keys, id)
+    outcome = outcomes.find(tx, queue_tx.keys, number)
     assert outcome is not None
-    known = failures.failures_of(queue_tx.tx, queue_tx.queue, [message]).get(id, [])
-    return _outcome_info(id, outcome, known)
+    return _outcome_info(number, outcome, failures.failures_of(tx, queue, [message]).get(number, []))
+
+
+def by_ids(
+    tx: Transaction,
+    work: Callable[..., MessageInfo | SearchOn],
+    queue: QueueKey,
+    ids: Sequence[str],
+    *,
+    leases: Leases | None,
+) -> list[MessageInfo | FastnessError | SearchOn]:
+    """`get` or `cancel` messages; the answer or the error for each.
+
+    Without `leases`, one transaction searches them for a single message only.
+    """
+    answers: list[MessageInfo | FastnessError | SearchOn] = []
+    for id in ids:
+        try:
+            answers.append(work(tx, queue, id, leases=leases, searches=len(ids) == 1))
+        except (InvalidArgument, MessageNotFound) as error:
+            answers.append(error)
+    return answers
 
 
 def update(
@@ -241,7 +235,7 @@ def update(
     queue_tx, number = QueueTransaction(tx, queue), parse_id(id)
     found = find_waiting(queue_tx, number)
     if found is None:
-        held = _find_leased(queue_tx, number, None)
+        held = _find_leased(queue_tx, number)
         if held is None:
             raise finished(finished_info(queue_tx, number))
         owner = "a consumer" if isinstance(held, SearchOn) else held[0].record.owner
@@ -268,61 +262,43 @@ def finished(known: MessageInfo) -> MessageFinished:
     )
 
 
-def search(tx: Transaction, queue: QueueKey, id: str, *, after: bytes) -> FoundLease | SearchOn | None:
-    """Search a bounded number of entries of the due index for a lease of a message; None at its end."""
-    return _search(QueueTransaction(tx, queue), parse_id(id), after)
-
-
 def search_leases(
     tx: Transaction, queue: QueueKey, ids: Sequence[str], *, after: bytes
-) -> tuple[dict[bytes, FoundLease], bytes | None]:
-    """`search` for several messages: the leases by the ids that were found, and where to continue, or None."""
+) -> tuple[dict[bytes, bytes], bytes | None]:
+    """Search a bounded number of leases for messages: those that were found, and where to continue, or None."""
     return search_many(QueueTransaction(tx, queue), [parse_id(id) for id in ids], after)
 
 
 def search_many(
-    queue_tx: QueueTransaction, ids: Iterable[bytes], after: bytes
-) -> tuple[dict[bytes, FoundLease], bytes | None]:
-    """Search a bounded number of entries of the due index for leases of messages."""
+    queue_tx: QueueTransaction, ids: Sequence[bytes], after: bytes
+) -> tuple[dict[bytes, bytes], bytes | None]:
+    """`search_leases`, by the bytes of ids."""
     tx, keys, wanted = queue_tx.tx, queue_tx.keys, frozenset(ids)
+    only = ids[0] if len(wanted) == 1 else b""  # Leases without this id need not be decoded.
     begin, end = keys.due_range(0 if tx.writer else queue_tx.counters.due_front_ms)
     pairs = tx.scan(after + b"\x00" if after else begin, end, limit=FIND_ENTRIES)
-    found: dict[bytes, FoundLease] = {}
+    found: dict[bytes, bytes] = {}
     for key, value in pairs:
-        held = message_leases.held_at(tx, keys, key, value)
+        held = message_leases.held_at(tx, keys, key, value) if only in value else None
         if held is not None:
-            ids_held = map(held.record.id_at, held.remaining())
-            found.update((id, FoundLease(key)) for id in ids_held if id in wanted)
+            found.update((id, key) for id in map(held.record.id_at, held.remaining()) if id in wanted)
     return found, pairs[-1][0] if len(pairs) == FIND_ENTRIES else None
 
 
-def _search(queue_tx: QueueTransaction, id: bytes, after: bytes) -> FoundLease | SearchOn | None:
-    tx, keys = queue_tx.tx, queue_tx.keys
-    begin, end = keys.due_range(0 if tx.writer else queue_tx.counters.due_front_ms)
-    pairs = tx.scan(after + b"\x00" if after else begin, end, limit=FIND_ENTRIES)
-    for key, value in pairs:
-        if id in value and message_leases.is_lease(value):
-            held = message_leases.held_at(tx, keys, key, value)
-            if held is not None and _position(held, id) is not None:
-                return FoundLease(key)
-    return SearchOn(pairs[-1][0]) if len(pairs) == FIND_ENTRIES else None
-
-
 def _find_leased(
-    queue_tx: QueueTransaction, id: bytes, known: FoundLease | None
+    queue_tx: QueueTransaction, id: bytes, leases: Leases | None = None, *, searches: bool = True
 ) -> tuple[HeldLease, int] | SearchOn | None:
     """A leased message: its lease and its position there."""
-    tx, keys = queue_tx.tx, queue_tx.keys
     if locations.find(queue_tx, id) is not None:
         return _located(queue_tx, id)
-    if known is None:
-        if total_counters(tx, keys).leased <= 0:
+    after: bytes | None = None
+    if leases is None:
+        if total_counters(queue_tx.tx, queue_tx.keys).leased <= 0:
             return None
-        found = _search(queue_tx, id, b"")
-        if found is None or isinstance(found, SearchOn):
-            return found
-        known = found
-    return _held(queue_tx, id, known)
+        leases, after = search_many(queue_tx, [id], b"") if searches else ({}, b"")
+    if id in leases:
+        return _held(queue_tx, id, leases[id])
+    return None if after is None else SearchOn(after)
 
 
 def _located(queue_tx: QueueTransaction, id: bytes) -> tuple[HeldLease, int] | None:
@@ -336,10 +312,10 @@ def _located(queue_tx: QueueTransaction, id: bytes) -> tuple[HeldLease, int] | N
     return None
 
 
-def _held(queue_tx: QueueTransaction, id: bytes, known: FoundLease) -> tuple[HeldLease, int] | None:
+def _held(queue_tx: QueueTransaction, id: bytes, key: bytes) -> tuple[HeldLease, int] | None:
     """A leased message whose lease was found, unless it has left the lease since."""
-    stored = queue_tx.tx.get(known.key)
-    held = None if stored is None else message_leases.held_at(queue_tx.tx, queue_tx.keys, known.key, stored)
+    stored = queue_tx.tx.get(key)
+    held = None if stored is None else message_leases.held_at(queue_tx.tx, queue_tx.keys, key, stored)
     position = None if held is None else _position(held, id)
     return None if held is None or position is None else (held, position)
 
@@ -355,10 +331,7 @@ def _position(held: HeldLease, id: bytes) -> int | None:
 
 def _revoke(queue_tx: QueueTransaction, held: HeldLease, position: int) -> StoredMessage:
     """Take a message out of its lease, and let its consumer know."""
-    message = held.message(position)
-    held.left |= 1 << position
-    held.save(queue_tx)
-    queue_tx.counters.leased -= 1
+    (message,) = held.take(queue_tx, [position])
     outcomes.cancel_lease(queue_tx, held.ref(position), message.id)
     key_flow.release(queue_tx, message)
     return message
@@ -369,33 +342,22 @@ def _info(queue_tx: QueueTransaction, message: StoredMessage, state: MessageStat
     payload = tx.get(queue_tx.keys.body_key(message.id)) if message.has_body else message.payload
     state_document = sidecars.document(tx, queue_tx.queue, message)
     is_leased = state == "leased"
+    known = {
+        **msgspec.structs.asdict(found_message(message, state)),
+        "owner": message.owner if is_leased else None,  # Not the consumer of a dead letter.
+        "expires_ms": message.due_ms if is_leased else 0,
+    }
     return MessageInfo(
-        id=format_id(message.id),
-        state=state,
-        priority=message.priority,
-        created_ms=message.created_ms,
-        attempts=message.attempts,
-        failure_attempts=message.failures,
-        max_attempts=message.max_attempts,
-        correlation_id=message.correlation_id,
+        **known,
         payload=payload,
         blob=message.blob,
-        size=message.size,
-        content_type=message.content_type,
         attributes=message.attributes,
-        group=message.group,
-        key=None if job is None else job.key,
         unique_key=None if job is None else job.unique_key,
-        last_error=message.last_error,
         failures=failures.failures_of(tx, queue_tx.queue, [message]).get(message.id, []),
-        due_ms=message.due_ms if state == "delayed" else 0,
         ttl_at_ms=message.ttl_at_ms,
-        owner=message.owner if is_leased else None,
         lease_id=message.lease_id if is_leased else None,
         fence=message.fence,
         leased_ms=message.leased_ms,
-        expires_ms=message.due_ms if is_leased else 0,
-        died_ms=message.died_ms,
         keep_result=job is not None and job.keep_result,
         stateful=message.stateful,
         state_value=None if state_document is None else state_document.value,
@@ -411,19 +373,5 @@ def _kept_failures(queue_tx: QueueTransaction, id: bytes, outcome: OutcomeRecord
 
 
 def _outcome_info(id: bytes, outcome: OutcomeRecord, known: list[Failure]) -> MessageInfo:
-    return MessageInfo(
-        id=format_id(id),
-        state=outcome.state,
-        priority=outcome.priority,
-        created_ms=outcome.created_ms,
-        attempts=outcome.attempts,
-        failure_attempts=outcome.failures,
-        max_attempts=outcome.max_attempts,
-        correlation_id=outcome.correlation_id,
-        group=outcome.group,
-        key=outcome.key,
-        owner=outcome.owner,
-        failures=known,
-        finished_ms=outcome.finished_ms,
-        has_result=outcome.result is not None,
-    )
+    found = msgspec.structs.asdict(found_outcome(id, outcome))
+    return MessageInfo(**found, failures=known, has_result=outcome.result is not None)

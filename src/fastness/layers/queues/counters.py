@@ -115,6 +115,15 @@ def total_counters(tx: Transaction, keys: QueueKeys) -> QueueCounters:
     return summed
 
 
+def ready_ranges(tx: Transaction, keys: QueueKeys) -> list[tuple[bytes, bytes]]:
+    """Where ready messages are, the most urgent first: embedded, after those that were removed from the front."""
+    if tx.writer:
+        return [keys.ready_range()]
+    counters = load_counters(tx, keys)
+    priorities = sorted((each for each, count in counters.ready.items() if count > 0), reverse=True)
+    return [keys.priority_range(priority, counters.fronts.get(priority, b"")) for priority in priorities]
+
+
 def merged_counters(tx: Transaction, keys: QueueKeys, all_counters: Sequence[QueueCounters]) -> QueueCounters:
     """The counters of several writers as those of one."""
     merged = QueueCounters()

@@ -8,17 +8,15 @@ letter queue like any message, and is never dead-lettered again.
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from fastness.errors import InvalidArgument
 from fastness.kv import Transaction
-from fastness.layers.idempotency import KeyedCall, store_result, stored_result
 from fastness.layers.queues import failures, locations, outcomes, sidecars, unique_keys
 from fastness.layers.queues.counters import QueueTransaction
 from fastness.layers.queues.enqueue import clear_ttl, insert, keep_from_now, remove_parts, set_ttl
 from fastness.layers.queues.groups import advance_group
 from fastness.layers.queues.keys import QueueKey, keys_of
 from fastness.layers.queues.policies import SUFFIX, check_not_deleted, dead_letter_queue, policy_of
+from fastness.layers.queues.work import Work
 from fastness.limits import MESSAGES_MAX, PRIORITY_MAX
 from fastness.wire.queues import QueuePolicy
 from fastness.wire.stored_messages import JobOptions, StoredMessage, decode, parse_id
@@ -121,11 +119,8 @@ def redrive(tx: Transaction, queue: QueueKey, *, ids: Sequence[str] | None = Non
             continue
         count += 1
         dead.remove_ready(message)
-        dead.record("returned", message)
-        move_parts(dead, queue_tx, message)
-        bring_back(policy, message)
-        if message.origin_job is not None:
-            message.job, message.origin_job = message.origin_job, None
+        bring_back(dead, queue_tx, policy, message)
+        if message.job is not None:
             outcomes.forget(queue_tx, message.id)
             unique_keys.claim(queue_tx, message, message.job)
         keep_from_now(queue_tx, policy, message)
@@ -138,47 +133,26 @@ def redrive(tx: Transaction, queue: QueueKey, *, ids: Sequence[str] | None = Non
     return count
 
 
-def bring_back(policy: QueuePolicy, message: StoredMessage) -> None:
-    """Let a dead letter be a message again of a queue with this policy, with nothing counted that makes it one."""
+def bring_back(dead: QueueTransaction, queue_tx: QueueTransaction, policy: QueuePolicy, message: StoredMessage) -> None:
+    """Let a dead letter that was taken out be a message of a queue again, with nothing counted that makes it one."""
+    dead.record("returned", message)
+    move_parts(dead, queue_tx, message)
+    message.job, message.origin_job = message.origin_job, None
     message.origin, message.died_ms, message.failures = None, 0, 0
     if policy.dead_letter_rule != "failures":
         message.attempts = 0
 
 
-class RedriveProgress(msgspec.Struct, frozen=True, array_like=True):
-    """How far a redrive of several transactions has come."""
-
-    count: int = 0  # Dead letters moved back.
-    tried: int = 0  # Dead letters requested so far.
-    is_done: bool = False
-
-
-_decode_progress = msgspec.msgpack.Decoder(RedriveProgress).decode
-
-
-def redrive_step(
-    tx: Transaction,
-    queue: QueueKey,
-    progress: RedriveProgress,
-    call: KeyedCall | None,
-    *,
-    ids: Sequence[str] | None,
-    limit: int,
-) -> RedriveProgress:
-    """Redrive one batch; returns the new progress. A repeated `call` resumes at what is stored under its key."""
-    before = None if call is None else stored_result(tx, call)
-    progress = progress if before is None else _decode_progress(before)
+def redrive_step(tx: Transaction, queue: QueueKey, work: Work, *, ids: Sequence[str] | None, limit: int) -> None:
+    """Redrive one batch."""
     requested = limit if ids is None else len(ids)
-    size = min(MESSAGES_MAX, requested - progress.tried)
-    if progress.is_done or size < 1:
-        return msgspec.structs.replace(progress, is_done=True)
-    batch = None if ids is None else ids[progress.tried : progress.tried + size]
-    count = redrive(tx, queue, ids=batch, limit=size)
-    tried = progress.tried + size
-    progress = RedriveProgress(progress.count + count, tried, tried >= requested or (ids is None and count < size))
-    if call is not None:
-        store_result(tx, call, progress)
-    return progress
+    size, count = min(MESSAGES_MAX, requested - work.tried), 0
+    if size > 0:
+        batch = None if ids is None else ids[work.tried : work.tried + size]
+        count = redrive(tx, queue, ids=batch, limit=size)
+        work.count += count
+        work.tried += size
+    work.is_done = work.tried >= requested or (ids is None and count < size)
 
 
 class LetterSize(NamedTuple):

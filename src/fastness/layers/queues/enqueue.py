@@ -344,12 +344,12 @@ def set_schedule(
     next_ms = _next_run_ms(cron, timezone, tx.now_ms)
     if next_ms == NEVER_MS:  # pragma: no cover - Every expression that CronSim accepts matches within 50 years.
         raise InvalidArgument(f"The cron expression {cron!r} never matches; check its day and month")
-    if tx.get(keys.schedules.key(name)) is None and len(_stored_schedules(tx, keys)) >= SCHEDULES_MAX:
+    if tx.get(keys.schedules.key(name)) is None and len(schedules_of(tx, queue)) >= SCHEDULES_MAX:
         raise Busy(f"Queue {queue.name} has {SCHEDULES_MAX} schedules, the maximum; remove some first")
     if message.blob is not None:
         blobs.use(tx, queue.universe, message.blob)
     queue_tx = QueueTransaction(tx, queue)
-    _delete_schedule(tx, keys, name)
+    remove_schedule(tx, queue, name)
     schedule = Schedule(name, cron, timezone, message, next_ms)
     _store_schedule(queue_tx, schedule)
     queue_tx.save()
@@ -358,12 +358,18 @@ def set_schedule(
 
 def remove_schedule(tx: Transaction, queue: QueueKey, name: str) -> bool:
     """Remove a schedule; whether it existed."""
-    return _delete_schedule(tx, keys_of(queue), name)
+    keys = keys_of(queue)
+    stored = tx.get(keys.schedules.key(name))
+    if stored is None:
+        return False
+    tx.delete(keys.schedules.key(name))
+    tx.delete(keys.due_key(_decode(stored).next_ms, SCHEDULE_DUE + name.encode()))
+    return True
 
 
 def schedules_of(tx: Transaction, queue: QueueKey) -> list[Schedule]:
     """The schedules of a queue, in the order of their names."""
-    return _stored_schedules(tx, keys_of(queue))
+    return [_decode(value) for _, value in tx.scan(*keys_of(queue).schedules.range(), limit=SCHEDULES_MAX)]
 
 
 def fire_schedule(queue_tx: QueueTransaction, name: str) -> None:
@@ -417,17 +423,3 @@ def _store_schedule(queue_tx: QueueTransaction, schedule: Schedule) -> None:
     if schedule.next_ms != NEVER_MS:  # pragma: no branch - As in `set_schedule`.
         tx.put(keys.due_key(schedule.next_ms, SCHEDULE_DUE + schedule.name.encode()), SCHEDULE_DUE)
         queue_tx.counters.add_due(schedule.next_ms)
-
-
-def _delete_schedule(tx: Transaction, keys: QueueKeys, name: str) -> bool:
-    stored = tx.get(keys.schedules.key(name))
-    if stored is None:
-        return False
-    schedule = _decode(stored)
-    tx.delete(keys.schedules.key(name))
-    tx.delete(keys.due_key(schedule.next_ms, SCHEDULE_DUE + name.encode()))
-    return True
-
-
-def _stored_schedules(tx: Transaction, keys: QueueKeys) -> list[Schedule]:
-    return [_decode(value) for _, value in tx.scan(*keys.schedules.range(), limit=SCHEDULES_MAX)]

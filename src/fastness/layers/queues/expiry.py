@@ -136,7 +136,7 @@ def _shorten_delay(queue_tx: QueueTransaction, id: bytes) -> None:
 def _end_lease(queue_tx: QueueTransaction, held: HeldLease) -> int:
     """Expire what is left in a lease; the number of its messages."""
     policy = policy_of(queue_tx.tx, queue_tx.queue)
-    messages = held.take_all(queue_tx)
+    messages = held.take(queue_tx)
     for message in messages:
         key_flow.release(queue_tx, message)
         failures.record(

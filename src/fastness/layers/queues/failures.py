@@ -8,6 +8,7 @@ its failures stay where they are for the same time: see `outcomes`.
 
 import hashlib
 from collections.abc import Iterable
+from typing import TypedDict
 
 import msgspec
 
@@ -36,6 +37,14 @@ Failures = dict[bytes, list[Failure]]  # By message id, the oldest failure first
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[Failure]).decode
 _FAILURE_COST_BYTES = 160  # Of a stored failure without its texts: field names, numbers and times.
+
+
+class Reported(TypedDict, total=False):
+    """What a consumer says about a failure."""
+
+    error: str | None
+    error_type: str | None
+    traceback: str | None
 
 
 def record(

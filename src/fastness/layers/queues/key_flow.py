@@ -50,19 +50,16 @@ def checked_key(key: object) -> str:
 
 def enter(queue_tx: QueueTransaction, message: StoredMessage, key: str, *, newest: bool) -> None:
     """Let a message wait for the turn of its key, which may be now."""
-    tx, keys, policy = queue_tx.tx, queue_tx.keys, policy_of(queue_tx.tx, queue_tx.queue)
+    policy = policy_of(queue_tx.tx, queue_tx.queue)
     state, place = queue_tx.key_state(key), place_of(message.priority, message.id)
     locations.set_key(queue_tx, message.id, key)
     if state.ready_place and place < state.ready_place:  # It goes before the one that is ready.
         _swap(queue_tx, policy, key, state, message)
         return
-    if not state.waiting and not state.ready_place and _wait_ms(policy, state, tx.now_ms) == 0:
+    if not state.waiting and not state.ready_place and _wait_ms(policy, state, queue_tx.tx.now_ms) == 0:
         _make_ready(queue_tx, policy, state, message, newest=newest)
         return
-    tx.put(keys.lane_key(key, place), encode(message))
-    state.waiting += 1
-    state.front = min(state.front, place) if state.waiting > 1 else place
-    queue_tx.counters.blocked += 1
+    _wait(queue_tx, key, state, place, encode(message))
     go_on(queue_tx, policy, key, state)
 
 
@@ -174,10 +171,7 @@ def pause(tx: Transaction, queue: QueueKey, key: str, *, until_ms: int) -> KeyIn
         place = state.ready_place
         _take_back(queue_tx, state)
         if stored is not None:
-            tx.put(queue_tx.keys.lane_key(key, place), stored)
-            state.front = min(state.front, place) if state.waiting else place
-            state.waiting += 1
-            queue_tx.counters.blocked += 1
+            _wait(queue_tx, key, state, place, stored)
     go_on(queue_tx, policy, key, state)
     queue_tx.save()
     return _info(key, state, tx.now_ms)
@@ -260,16 +254,20 @@ def _make_ready(
 
 def _swap(queue_tx: QueueTransaction, policy: QueuePolicy, key: str, state: KeyState, message: StoredMessage) -> None:
     """Let a message take the place of the ready one of its key, which waits again."""
-    tx, keys = queue_tx.tx, queue_tx.keys
-    before = tx.get(keys.ready + state.ready_at) or b""
-    tx.put(keys.lane_key(key, state.ready_place), before)
-    state.front = min(state.front, state.ready_place) if state.waiting else state.ready_place
-    state.waiting += 1
-    queue_tx.counters.blocked += 1
+    before = queue_tx.tx.get(queue_tx.keys.ready + state.ready_at) or b""
+    _wait(queue_tx, key, state, state.ready_place, before)
     place, turn = place_of(message.priority, message.id), state.ready_at
     _take_back(queue_tx, state)
     state.ready_place, state.ready_at = place, turn if policy.fair else place
     queue_tx.add_ready(priority_at(state.ready_at), state.ready_at[1:], encode(message), newest=False)
+
+
+def _wait(queue_tx: QueueTransaction, key: str, state: KeyState, place: bytes, stored: bytes) -> None:
+    """Let a message wait for its key."""
+    queue_tx.tx.put(queue_tx.keys.lane_key(key, place), stored)
+    state.front = min(state.front, place) if state.waiting else place
+    state.waiting += 1
+    queue_tx.counters.blocked += 1
 
 
 def _take_back(queue_tx: QueueTransaction, state: KeyState) -> None:

@@ -5,17 +5,20 @@ Messages whose lease expired or that were settled are left out, and no others ar
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import Unpack
 
 import msgspec
 
+from fastness.errors import QueueMessageLeaseMismatch
 from fastness.kv import Transaction
 from fastness.layers.idempotency import KeyedCall, delete_result, read_result, store_result, stored_result
 from fastness.layers.queues import message_leases
 from fastness.layers.queues.counters import NEVER_MS, QueueTransaction
 from fastness.layers.queues.keys import QueueKey
-from fastness.layers.queues.leasing import Leased, Prefetched, lease_or_wait
-from fastness.layers.queues.settling import ack_packed, defer_all
-from fastness.wire.queues import PackedAck, RefusedAck
+from fastness.layers.queues.leasing import Leased, LeaseOptions, Prefetched, lease_or_wait
+from fastness.layers.queues.settling import ack_packed, nack
+from fastness.wire.queues import MessageLease, PackedAck, RefusedAck
 
 
 class _KeyedLease(msgspec.Struct, frozen=True, array_like=True):
@@ -40,15 +43,10 @@ def lease_keyed(
     queue: QueueKey,
     *,
     call: KeyedCall,
-    owner: str,
-    limit: int = 1,
-    visibility_ms: int | None = None,
-    txn_id: str | None = None,
-    with_state: bool = False,
     prefetched: Prefetched | None = None,
     acks: Sequence[PackedAck] = (),
     refused: list[RefusedAck] | None = None,
-    must_exist: bool = False,
+    **options: Unpack[LeaseOptions],
 ) -> Leased:
     """`lease_or_wait`, or the messages that an earlier attempt still leases. An empty result is not stored.
 
@@ -56,21 +54,10 @@ def lease_keyed(
     """
     keyed = _stored_keyed(tx, call)
     if keyed is not None and not keyed.has_only_acked:
-        return _still_leased(tx, queue, call, keyed, with_state=with_state)
+        return _still_leased(tx, queue, call, keyed, with_state=options.get("with_state", False))
     if keyed is not None:
         refused = keyed.refused
-    leased = lease_or_wait(
-        tx,
-        queue,
-        owner=owner,
-        limit=limit,
-        visibility_ms=visibility_ms,
-        txn_id=txn_id,
-        with_state=with_state,
-        prefetched=prefetched,
-        acks=acks if refused is None else (),
-        must_exist=must_exist,
-    )
+    leased = lease_or_wait(tx, queue, prefetched=prefetched, acks=acks if refused is None else (), **options)
     if refused is not None:
         leased.refused = refused
     has_acked = bool(acks) and refused is None
@@ -117,13 +104,18 @@ def _still_leased(tx: Transaction, queue: QueueKey, call: KeyedCall, keyed: _Key
     return leased
 
 
-def release_undelivered(tx: Transaction, queue: QueueKey, leased: Leased, call: KeyedCall | None) -> None:
-    """`defer_all` messages whose consumer disconnected, and forget its call, if it has a key.
+def release_undelivered(
+    tx: Transaction, queue: QueueKey, proofs: Sequence[MessageLease], call: KeyedCall | None
+) -> None:
+    """Return messages that were leased and not delivered, and forget their call.
 
-    Does nothing if the consumer repeated the call on another connection, because it has the messages then.
+    No failure is counted. Does nothing if the consumer repeated the call on another connection, because it has the
+    messages then.
     """
-    if call is None or (not leased.repeated and abandon_receive(tx, call)):
-        defer_all(tx, queue, leased.messages)
+    if call is None or abandon_receive(tx, call):
+        for proof in proofs:
+            with suppress(QueueMessageLeaseMismatch):
+                nack(tx, queue, proof, counts=False)
 
 
 def abandon_receive(tx: Transaction, call: KeyedCall) -> bool:

@@ -20,6 +20,7 @@ entries, or leased workflow states, is kept.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Required, TypedDict, Unpack
 
 from fastness.errors import InvalidArgument
 from fastness.kv import Pair, Transaction
@@ -49,13 +50,14 @@ from fastness.plurals import counted
 from fastness.wire.deliveries import delivery_of
 from fastness.wire.queues import (
     Delivery,
+    MessageLease,
     PackedAck,
     PackedLease,
     QueuePolicy,
     RefusedAck,
     SidecarState,
 )
-from fastness.wire.stored_messages import StoredHead, StoredMessage, decode, decode_head, put_at_ms
+from fastness.wire.stored_messages import StoredHead, StoredMessage, decode, decode_head, format_id, put_at_ms
 
 _FIRST = b"\x00"  # Before the place of every message.
 PREFETCH_MAX = 64  # Messages that one scan reads and keeps for later deliveries.
@@ -123,6 +125,10 @@ class Leased:
                 message.payload = self.bodies.get(message.id, message.payload)
         return self._messages
 
+    def proofs(self) -> list[MessageLease]:
+        """What settles the messages."""
+        return [MessageLease(format_id(each.id), each.lease_id, each.fence) for each in self.messages]
+
     def read_rest(self, queue_tx: QueueTransaction, heads: Sequence[StoredHead], *, with_state: bool) -> None:
         """Read what belongs to the messages and is stored apart from them."""
         tx, queue, has_failures = queue_tx.tx, queue_tx.queue, False
@@ -139,28 +145,22 @@ class Leased:
             self.failures = delivered_failures(tx, queue, heads)
 
 
+class LeaseOptions(TypedDict, total=False):
+    """What a consumer requests from `lease_or_wait`."""
+
+    owner: Required[str]
+    limit: int
+    visibility_ms: int | None
+    txn_id: str | None
+    with_state: bool
+    must_exist: bool
+
+
 def lease(
-    tx: Transaction,
-    queue: QueueKey,
-    *,
-    owner: str,
-    limit: int = 1,
-    visibility_ms: int | None = None,
-    txn_id: str | None = None,
-    with_state: bool = False,
-    prefetched: Prefetched | None = None,
+    tx: Transaction, queue: QueueKey, *, prefetched: Prefetched | None = None, **options: Unpack[LeaseOptions]
 ) -> list[StoredMessage]:
     """The messages of `lease_or_wait`."""
-    return lease_or_wait(
-        tx,
-        queue,
-        owner=owner,
-        limit=limit,
-        visibility_ms=visibility_ms,
-        txn_id=txn_id,
-        with_state=with_state,
-        prefetched=prefetched,
-    ).messages
+    return lease_or_wait(tx, queue, prefetched=prefetched, **options).messages
 
 
 def lease_or_wait(

@@ -16,7 +16,7 @@ leased again after its lease had ended, has a lease of its own, identified by th
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import accumulate
 from typing import Final
 
@@ -185,13 +185,19 @@ class HeldLease:
             self.remaining() if self.acked | self.left else [],
         )
 
-    def take_all(self, queue_tx: QueueTransaction) -> list[StoredMessage]:
-        """Take the messages that are left out of the lease, which ends."""
-        messages = self.messages()
-        self.left = (1 << self.record.count) - 1 & ~self.acked
-        self.save(queue_tx)
-        queue_tx.counters.leased -= len(messages)
+    def take(self, queue_tx: QueueTransaction, positions: Sequence[int] | None = None) -> list[StoredMessage]:
+        """Take messages out of the lease: those at these positions, or all that are left, so that it ends."""
+        positions = self.remaining() if positions is None else positions
+        messages = [self.message(position) for position in positions]
+        self.leave(queue_tx, positions)
         return messages
+
+    def leave(self, queue_tx: QueueTransaction, positions: Collection[int]) -> None:
+        """Note that the messages at these positions are not in the lease any more."""
+        for position in positions:
+            self.left |= 1 << position
+        self.save(queue_tx)
+        queue_tx.counters.leased -= len(positions)
 
     def save(self, queue_tx: QueueTransaction) -> None:
         """Write which messages are settled. If all are, remove the lease, and remember the acknowledged ones."""

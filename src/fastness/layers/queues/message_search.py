@@ -17,8 +17,9 @@ from typing import Final, NamedTuple, get_args
 from fastness.errors import InvalidArgument
 from fastness.kv import Pair, Transaction, pages
 from fastness.layers.queues import message_leases, outcomes
-from fastness.layers.queues.counters import load_counters, total_counters
+from fastness.layers.queues.counters import ready_ranges, total_counters
 from fastness.layers.queues.keys import QueueKey, QueueKeys, keys_of
+from fastness.layers.queues.message_leases import HeldLease
 from fastness.layers.queues.outcomes import OutcomeRecord
 from fastness.layers.queues.policies import dead_letter_queue, policy_of
 from fastness.limits import DUE_BATCH_MAX, SEARCH_ENTRIES, SEARCH_LIST_MAX, SEARCH_TEXT_CHARACTERS_MAX, TTL_SECONDS_MAX
@@ -146,42 +147,41 @@ def _stored(tx: Transaction, keys: QueueKeys, at: _Position, origin: str | None)
     """Messages that are ready, delayed or waiting; of a dead letter queue those that come from `origin`."""
     kind, state = at.area[-1], _STATES_OF[at.area][0]
     prefix, ranges = {
-        "r": (keys.ready, _ready_ranges(tx, keys)),
+        "r": (keys.ready, ready_ranges(tx, keys)),
         "p": (keys.delayed, [keys.delayed_range()]),
         "w": (keys.waiting.prefix, [keys.waiting.range()]),
     }[kind]
     for begin, end in ranges:
         for key, value in _pairs(tx, max(begin, prefix + at.key), end):
             message = decode(value)
-            found = None if origin is not None and message.origin != origin else _found(message, state)
+            found = None if origin is not None and message.origin != origin else found_message(message, state)
             yield _Read(found, _Position(at.area, key[len(prefix) :]))
 
 
-def _ready_ranges(tx: Transaction, keys: QueueKeys) -> list[tuple[bytes, bytes]]:
-    """Where ready messages are. Embedded, that is after those that were removed from the front."""
-    if tx.writer:
-        return [keys.ready_range()]
-    counters = load_counters(tx, keys)
-    priorities = sorted((each for each, count in counters.ready.items() if count > 0), reverse=True)
-    return [keys.priority_range(priority, counters.fronts.get(priority, b"")) for priority in priorities]
-
-
 def _leased(tx: Transaction, keys: QueueKeys, at: _Position, origin: str | None) -> Iterator[_Read]:
+    for held, suffix, position in leases_from(tx, keys, at.key, at.message):
+        message = None if held is None else held.message(position)
+        if message is not None and origin is not None and message.origin != origin:
+            message = None
+        found = None if message is None else found_message(message, "leased" if origin is None else "dead")
+        yield _Read(found, _Position(at.area, suffix, position))
+
+
+def leases_from(
+    tx: Transaction, keys: QueueKeys, entry: bytes, first: int
+) -> Iterator[tuple[HeldLease | None, bytes, int]]:
+    """Leased messages: the lease, its entry in the due index, and a position; from a position in an entry on.
+
+    An entry that is no lease has None and 0: readers count it.
+    """
     if total_counters(tx, keys).leased <= 0:
         return
-    for key, value in _pairs(tx, max(keys.due_range(0)[0], keys.due + at.key), keys.due_range(0)[1]):
-        suffix = key[len(keys.due) :]
-        held = message_leases.held_at(tx, keys, key, value)
-        if held is None:
-            yield _Read(None, _Position(at.area, suffix))
-            continue
-        for position in held.remaining():
-            if suffix == at.key and position < at.message:
-                continue
-            message = held.message(position)
-            is_other = origin is not None and message.origin != origin
-            found = None if is_other else _found(message, "leased" if origin is None else "dead")
-            yield _Read(found, _Position(at.area, suffix, position))
+    begin, end = keys.due_range(0)
+    for key, value in _pairs(tx, max(begin, keys.due + entry), end):
+        held, suffix = message_leases.held_at(tx, keys, key, value), key[len(keys.due) :]
+        for position in (0,) if held is None else held.remaining():
+            if suffix != entry or position >= first:
+                yield held, suffix, position
 
 
 def _outcomes(tx: Transaction, keys: QueueKeys, at: _Position) -> Iterator[_Read]:
@@ -190,7 +190,7 @@ def _outcomes(tx: Transaction, keys: QueueKeys, at: _Position) -> Iterator[_Read
         id = key[len(prefix) :]
         outcome = outcomes.decode_outcome(value)
         is_over = outcome.expires_ms <= tx.now_ms or outcome.state == "dead"  # The dead letter itself is found.
-        yield _Read(None if is_over else _found_outcome(id, outcome), _Position(at.area, id))
+        yield _Read(None if is_over else found_outcome(id, outcome), _Position(at.area, id))
 
 
 def _pairs(tx: Transaction, begin: bytes, end: bytes) -> Iterator[Pair]:
@@ -198,7 +198,8 @@ def _pairs(tx: Transaction, begin: bytes, end: bytes) -> Iterator[Pair]:
     return chain.from_iterable(pages(tx, begin, end, items=DUE_BATCH_MAX)) if begin < end else iter(())
 
 
-def _found(message: StoredMessage, state: MessageState) -> FoundMessage:
+def found_message(message: StoredMessage, state: MessageState) -> FoundMessage:
+    """A message of the queue, as far as its record has it."""
     job = message.job or message.origin_job
     is_leased = bool(message.lease_ref)
     return FoundMessage(
@@ -222,7 +223,8 @@ def _found(message: StoredMessage, state: MessageState) -> FoundMessage:
     )
 
 
-def _found_outcome(id: bytes, outcome: OutcomeRecord) -> FoundMessage:
+def found_outcome(id: bytes, outcome: OutcomeRecord) -> FoundMessage:
+    """A message that is not in the queue any more, and whose outcome is kept."""
     return FoundMessage(
         id=format_id(id),
         state=outcome.state,

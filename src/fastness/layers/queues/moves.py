@@ -76,13 +76,12 @@ def move_messages(tx: Transaction, queue: QueueKey, ids: Sequence[str], *, to: Q
         if job is not None and not is_dead:
             unique_keys.release(source, message)
             unique_keys.end_debounce(source, message)
-        dead_letters.move_parts(source, target, message)
         if is_dead:
-            source.record("returned", message)
             _forget_death(source, message)
-            dead_letters.bring_back(policy, message)
-            message.job, message.origin_job, ttl_at_ms = job, None, 0
+            dead_letters.bring_back(source, target, policy, message)
+            ttl_at_ms = 0
         else:
+            dead_letters.move_parts(source, target, message)
             advance_group(source, message)
             source.emit("moved", message)
         if ttl_at_ms:

@@ -139,7 +139,7 @@ def _remove_leased(queue_tx: QueueTransaction, key: bytes, value: bytes, allowed
     held = message_leases.held_at(queue_tx.tx, queue_tx.keys, key, value)
     if held is None:
         return 0
-    now_ms, removed = queue_tx.tx.now_ms, list[StoredMessage]()
+    now_ms, old = queue_tx.tx.now_ms, dict[int, StoredMessage]()
     over_ms = now_ms - allowed_ms if held.record.due_ms > now_ms else -1
     for position in held.remaining():
         put_ms = put_at_ms(held.record.id_at(position))
@@ -147,17 +147,15 @@ def _remove_leased(queue_tx: QueueTransaction, key: bytes, value: bytes, allowed
             message = held.message(position)
             put_ms = since_ms(message)
             if put_ms <= over_ms:
-                held.left |= 1 << position
-                removed.append(message)
+                old[position] = message
                 continue
         done.oldest_ms = min(done.oldest_ms, put_ms)
-    if removed:
-        held.save(queue_tx)
-        queue_tx.counters.leased -= len(removed)
-    for message in removed:
+    if old:
+        held.leave(queue_tx, old)
+    for message in old.values():
         key_flow.release(queue_tx, message)
         dead_letters.expire_message(queue_tx, message)
-    return len(removed)
+    return len(old)
 
 
 def _continue(queue_tx: QueueTransaction, state: _Pass) -> None:

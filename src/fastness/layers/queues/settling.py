@@ -10,8 +10,8 @@ Every call names the lease of a delivery and its fence. A lease that has ended i
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from itertools import zip_longest
+from typing import Unpack
 
 from fastness.errors import FastnessError, InvalidArgument, MessageCancelled, QueueMessageLeaseMismatch
 from fastness.kv import Transaction
@@ -30,6 +30,7 @@ from fastness.layers.queues.counters import QueueTransaction
 from fastness.layers.queues.failures import (
     FAILED,
     REJECTED,
+    Reported,
     makes_dead_letter,
     retry_delay_ms,
 )
@@ -64,14 +65,10 @@ def ack(
         QueueMessageLeaseMismatch: the message is not leased by `proof` any more.
         MessageCancelled: it was cancelled.
     """
-    if result is not None:
-        outcomes.check_result(result)
-    queue_tx = QueueTransaction(tx, queue)
-    held_leases = HeldLeases(queue_tx)
-    correlation_id, is_late = _ack(queue_tx, held_leases, proof, result, late=late)
-    if held_leases.save() or is_late:
-        queue_tx.save()
-    return correlation_id
+    (answer,) = ack_many(tx, queue, [proof], [result], late=late)
+    if isinstance(answer, FastnessError):
+        raise answer
+    return answer
 
 
 def ack_many(
@@ -242,10 +239,7 @@ def _take(queue_tx: QueueTransaction, proof: MessageLease) -> StoredMessage:
         QueueMessageLeaseMismatch: the message is not leased by `proof` any more.
     """
     held, position = _unsettled(queue_tx, HeldLeases(queue_tx).find(proof), proof)
-    message = held.message(position)
-    held.left |= 1 << position
-    held.save(queue_tx)
-    queue_tx.counters.leased -= 1
+    (message,) = held.take(queue_tx, [position])
     key_flow.release(queue_tx, message)
     return message
 
@@ -257,9 +251,7 @@ def nack(
     *,
     delay_seconds: float | None = None,
     counts: bool = True,
-    error: str | None = None,
-    error_type: str | None = None,
-    traceback: str | None = None,
+    **reported: Unpack[Reported],
 ) -> str:
     """Return a leased message to the queue, for delivery after the delay; returns its correlation id.
 
@@ -277,7 +269,7 @@ def nack(
     delay_ms = 0 if delay_seconds is None else round(delay_seconds * 1_000)
     policy = None
     if counts:
-        policy = _record_failure(queue_tx, message, FAILED, error=error, error_type=error_type, traceback=traceback)
+        policy = _record_failure(queue_tx, message, FAILED, **reported)
         if delay_seconds is None:
             delay_ms = retry_delay_ms(policy, message)
     queue_tx.emit("nacked" if counts else "deferred", message)
@@ -289,22 +281,7 @@ def nack(
     return message.correlation_id
 
 
-def defer_all(tx: Transaction, queue: QueueKey, messages: Sequence[StoredMessage]) -> None:
-    """Return leased messages that were never delivered, without counting a failure."""
-    for message in messages:
-        with suppress(QueueMessageLeaseMismatch):
-            nack(tx, queue, MessageLease(format_id(message.id), message.lease_id, message.fence), counts=False)
-
-
-def reject(
-    tx: Transaction,
-    queue: QueueKey,
-    proof: MessageLease,
-    *,
-    error: str | None = None,
-    error_type: str | None = None,
-    traceback: str | None = None,
-) -> str:
+def reject(tx: Transaction, queue: QueueKey, proof: MessageLease, **reported: Unpack[Reported]) -> str:
     """Make a leased message a dead letter at once; returns its correlation id.
 
     While its dead letter queue is being deleted, it is returned as a failure instead.
@@ -314,7 +291,7 @@ def reject(
     """
     queue_tx = QueueTransaction(tx, queue)
     message = _take(queue_tx, proof)
-    policy = _record_failure(queue_tx, message, REJECTED, error=error, error_type=error_type, traceback=traceback)
+    policy = _record_failure(queue_tx, message, REJECTED, **reported)
     if makes_dead_letter(queue_tx, policy, message, REJECTED):
         dead_letters.dead_letter(queue_tx, message)
     else:  # It is a dead letter already, or the queue of dead letters takes none.
@@ -509,25 +486,10 @@ def _unsettled(
 
 
 def _record_failure(
-    queue_tx: QueueTransaction,
-    message: StoredMessage,
-    outcome: str,
-    *,
-    error: str | None,
-    error_type: str | None,
-    traceback: str | None,
+    queue_tx: QueueTransaction, message: StoredMessage, outcome: str, **reported: Unpack[Reported]
 ) -> QueuePolicy:
     """Count and store a failure that its consumer reported; returns the policy of the queue."""
     queue_tx.counters.failed += 1
     policy = policy_of(queue_tx.tx, queue_tx.queue)
-    failures.record(
-        queue_tx,
-        policy,
-        message,
-        outcome,
-        failed_ms=queue_tx.tx.now_ms,
-        error=error,
-        error_type=error_type,
-        traceback=traceback,
-    )
+    failures.record(queue_tx, policy, message, outcome, failed_ms=queue_tx.tx.now_ms, **reported)
     return policy

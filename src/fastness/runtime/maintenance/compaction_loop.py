@@ -11,6 +11,7 @@ from fastness.kv import Database
 from fastness.layers import worlds
 from fastness.layers.worlds import World
 from fastness.runtime.maintenance.duty import Duty
+from fastness.runtime.maintenance.scan import walk
 from fastness.wire.worlds import Compacted
 
 _log = logging.getLogger("fastness.upkeep")
@@ -73,10 +74,6 @@ class CompactionLoop:
                 _log.info("world %s/%s: %s segments exported", world.universe, world.name, done.segments)
 
     def _worlds(self) -> Iterator[World]:
-        """Every world, a page of names at a time."""
-        universe = ""
-        while found := self._database.read(worlds.universes, after=universe, limit=1):
-            universe, name = found[0], ""
-            while names := self._database.read(worlds.names, universe, after=name, limit=100):
-                name = names[-1]
-                yield from (World(universe, each) for each in names)
+        for universe in walk(self._database, worlds.universes):
+            for name in walk(self._database, worlds.names, universe):
+                yield World(universe, name)

@@ -10,7 +10,6 @@ a key space, the one on duty sweeps. Each transaction removes what is expired wh
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from random import Random
 
 from fastness.errors import Closed, DecryptionFailed, FastnessError
@@ -19,11 +18,11 @@ from fastness.layers import mailboxes, worlds
 from fastness.layers.mailboxes import Address
 from fastness.limits import DUTY_CHECK_SECONDS, MAIL_SWEEP_SECONDS, MAIL_SWEEPS_MAX
 from fastness.runtime.maintenance.duty import Duty
+from fastness.runtime.maintenance.scan import walk
 from fastness.runtime.maintenance.skipping import skip_undecryptable
 from fastness.tiers import Tier
 
 _log = logging.getLogger("fastness.mail")
-_PAGE = 100
 _JITTER = 0.1  # Share of the interval: spreads the sweeps of several nodes.
 
 
@@ -52,7 +51,7 @@ class MailSweeper:
                 continue
             pause_seconds = MAIL_SWEEP_SECONDS * (1 + self._random.random() * self._jitter)
             try:
-                for universe in self._universes():
+                for universe in walk(self._database, worlds.universes):
                     with skip_undecryptable(self._database, universe, "the removal of expired mail"):
                         self._sweep(universe)
             except Closed:
@@ -84,9 +83,3 @@ class MailSweeper:
         for agent, count in sorted(cleaned.items()):
             mails = "mail" if count == 1 else "mails"
             _log.info("cleaned %s expired %s for %s", count, mails, Address(universe, agent))
-
-    def _universes(self) -> Iterator[str]:
-        universe = ""
-        while found := self._database.read(worlds.universes, after=universe, limit=_PAGE):
-            universe = found[-1]
-            yield from found

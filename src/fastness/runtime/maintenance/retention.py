@@ -19,7 +19,7 @@ from fastness.layers.queues import QueueKey, dead_letters, upkeep
 from fastness.layers.queues.dead_letters import LetterSize
 from fastness.layers.worlds import World, WorldMeta, WorldState
 from fastness.limits import MESSAGES_MAX, PAGE_ITEMS
-from fastness.runtime.maintenance.scan import scan_range, universes
+from fastness.runtime.maintenance.scan import scan_range, universes, walk
 from fastness.runtime.maintenance.skipping import skip_undecryptable
 from fastness.runtime.maintenance.space_options import SpaceOptions
 from fastness.tiers import Tier
@@ -91,13 +91,11 @@ def _delete_world(store: Deleter, archived: ArchivedWorld) -> bool:
 
 
 def _archived(database: Database, universe: str) -> Iterator[ArchivedWorld]:
-    after = ""
-    while names := database.read(worlds.names, universe, after=after, limit=PAGE_ITEMS):
-        after = names[-1]
-        for world in (World(universe, name) for name in names):
-            meta = database.read(_find_meta, world)
-            if meta is not None and meta.state in (WorldState.ARCHIVED, WorldState.DELETING):
-                yield ArchivedWorld(world, meta)
+    for name in walk(database, worlds.names, universe):
+        world = World(universe, name)
+        meta = database.read(_find_meta, world)
+        if meta is not None and meta.state in (WorldState.ARCHIVED, WorldState.DELETING):
+            yield ArchivedWorld(world, meta)
 
 
 def size_of(database: Database, world: World) -> int:
@@ -234,10 +232,7 @@ def _delete_expired_rows_of(database: Database, universe: str) -> None:
 
 
 def _queues(database: Database, universe: str) -> Iterator[QueueKey]:
-    after = ""
-    while names := database.read(queues.names, universe, after=after, limit=PAGE_ITEMS):
-        yield from (QueueKey(universe, name) for name in names)
-        after = names[-1]
+    return (QueueKey(universe, name) for name in walk(database, queues.names, universe))
 
 
 def _now_ms(tx: Transaction) -> int:

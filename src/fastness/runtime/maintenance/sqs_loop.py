@@ -15,30 +15,30 @@ The loop of an embedded key space ends when there is no work, and starts with th
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from random import Random
 from typing import Final
 
 from fastness.clock import Clock, on_clock_change
 from fastness.errors import Backend, Busy, Closed, FastnessError
 from fastness.kv import Database, Transaction
-from fastness.layers import move_tasks, sqs, sqs_work, worlds
-from fastness.layers.queues import QueueKey
-from fastness.layers.sqs_work import Kind, Step, WorkKey
+from fastness.layers import move_tasks, queues, sqs, worlds
+from fastness.layers.queues import QueueKey, Work, WorkKey
+from fastness.layers.queues.work import Kind, pending
 from fastness.limits import DUTY_CHECK_SECONDS
 from fastness.runtime.consumer_options import ConsumerOptions
 from fastness.runtime.maintenance.duty import Duty
+from fastness.runtime.maintenance.scan import walk
 from fastness.runtime.maintenance.skipping import skip_undecryptable
 from fastness.tiers import Tier
 
 _log = logging.getLogger("fastness.sqs")
-_PAGE: Final = 100
 _STEPS_MAX: Final = 100  # Of one purge, deletion or task, before the others go on.
 _RETRY_SECONDS: Final = 1.0
 _SKIPPED_SECONDS: Final = 60.0  # Until work is tried again of which a value cannot be decrypted.
 _SLEEP_SECONDS_MAX: Final = 3_600.0
 
-_STEPS: Final[dict[Kind, Callable[[Transaction, QueueKey, str], Step]]] = {
+_STEPS: Final[dict[Kind, Callable[[Transaction, QueueKey, Work], int | None]]] = {
     "delete": sqs.delete_step,
     "move": move_tasks.step,
     "purge": sqs.purge_step,
@@ -153,9 +153,9 @@ class SqsLoop:
         if self._shared:
             jitter = self._jitter.random() * self._options.poll_jitter_seconds
             self._next_look = now + self._options.poll_seconds + jitter
-        for universe in self._universes():
+        for universe in walk(self._database, worlds.universes):
             with skip_undecryptable(self._database, universe, "the search for work on SQS queues"):
-                for key in self._database.read(sqs_work.pending, universe, tier=Tier.IMPORTANT):
+                for key in self._database.read(pending, universe, tier=Tier.IMPORTANT):
                     self._due[key] = 0.0
 
     def _do_due_steps(self) -> None:
@@ -185,11 +185,11 @@ class SqsLoop:
     def _do(self, key: WorkKey) -> float | None:
         """Do a bounded number of steps."""
         for _ in range(_STEPS_MAX):
-            done = self._database.transact(_STEPS[key.kind], QueueKey(key.universe, key.queue), self._worker)
-            if done.in_ms is None:
+            in_ms = self._database.transact(queues.listed_step, key, _STEPS[key.kind], self._worker)
+            if in_ms is None:
                 return None
-            if done.in_ms or self._stopping:
-                return done.in_ms / 1_000
+            if in_ms or self._stopping:
+                return in_ms / 1_000
         return 0.0
 
     def _pause_seconds(self) -> float:
@@ -201,9 +201,3 @@ class SqsLoop:
             look = self._next_look - now if self._duty.is_ours() else DUTY_CHECK_SECONDS
             pause = min(pause, look)
         return max(pause, 0.0)
-
-    def _universes(self) -> Iterator[str]:
-        universe = ""
-        while found := self._database.read(worlds.universes, after=universe, limit=_PAGE, tier=Tier.IMPORTANT):
-            universe = found[-1]
-            yield from found

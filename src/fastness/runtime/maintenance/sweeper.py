@@ -25,11 +25,11 @@ from fastness.layers.queues import NEVER_MS, QueueKey
 from fastness.limits import DUTY_CHECK_SECONDS
 from fastness.runtime.consumer_options import ConsumerOptions
 from fastness.runtime.maintenance.duty import Duty
+from fastness.runtime.maintenance.scan import walk
 from fastness.runtime.maintenance.skipping import skip_undecryptable
 from fastness.tiers import Tier
 
 _log = logging.getLogger("fastness.sweeper")
-_PAGE = 100
 _TRANSACTIONS_MAX = 1_000  # Per queue, before the other queues are processed.
 _RETRY_SECONDS = 1.0
 _SKIPPED_SECONDS = 60.0  # Until a queue is swept again of which a value cannot be decrypted.
@@ -171,9 +171,6 @@ class Sweeper:
             self._database.transact(queues.run_upkeep, queue, tier=Tier.IMPORTANT)
 
     def _queues(self) -> Iterator[QueueKey]:
-        universe = ""
-        while found := self._database.read(worlds.universes, after=universe, limit=1):
-            universe, name = found[0], ""
-            while names := self._database.read(queues.names, universe, after=name, limit=_PAGE):
-                name = names[-1]
-                yield from (QueueKey(universe, each) for each in names)
+        for universe in walk(self._database, worlds.universes):
+            for name in walk(self._database, queues.names, universe):
+                yield QueueKey(universe, name)

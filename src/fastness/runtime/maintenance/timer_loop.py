@@ -15,7 +15,7 @@ The loop of an embedded key space ends when there are no timers, and starts with
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from random import Random
 from typing import Final
 
@@ -27,11 +27,11 @@ from fastness.layers.timers import DueTimer
 from fastness.limits import DUTY_CHECK_SECONDS, TIMER_BATCH, TIMER_LATE_SECONDS
 from fastness.runtime.consumer_options import ConsumerOptions
 from fastness.runtime.maintenance.duty import Duty
+from fastness.runtime.maintenance.scan import walk
 from fastness.runtime.maintenance.skipping import skip_undecryptable
 from fastness.tiers import Tier
 
 _log = logging.getLogger("fastness.timers")
-_PAGE: Final = 100
 _BATCHES_MAX: Final = 100  # Of a universe, before the others are looked at.
 _RETRY_SECONDS: Final = 1.0
 _SKIPPED_SECONDS: Final = 60.0  # Until a universe is looked at again of which a value cannot be decrypted.
@@ -105,7 +105,7 @@ class TimerLoop:
             try:
                 with self._lock:
                     self._has_new_universe = False
-                universes = list(self._universes())
+                universes = list(walk(self._database, worlds.universes))
                 if self._follow(universes) or not self._end():
                     continue
                 return
@@ -198,12 +198,6 @@ class TimerLoop:
         if not self._shared:
             return _SLEEP_SECONDS_MAX
         return self._options.poll_seconds + self._jitter.random() * self._options.poll_jitter_seconds
-
-    def _universes(self) -> Iterator[str]:
-        universe = ""
-        while found := self._database.read(worlds.universes, after=universe, limit=_PAGE, tier=Tier.IMPORTANT):
-            universe = found[-1]
-            yield from found
 
 
 def _look(tx: Transaction, universe: str, late_ms: int, after: DueTimer | None) -> tuple[list[DueTimer], int | None]:

@@ -169,20 +169,20 @@ def invalid_body(reason: str, refusal: FastnessError | None = None) -> HttpError
     return HttpError(400, code, f"Required field {name} is missing")
 
 
+_VIEWS: Final[dict[type, Callable[[Any], msgspec.Struct]]] = {
+    Delivery: message_view,
+    FoundMessage: found_message_view,
+    LeasedMessage: leased_message_view,
+    MessageInfo: message_info_view,
+    MessageResult: message_result_view,
+    NewMessage: message_body,
+}
+
+
 def to_json(value: Any) -> Any:
     """An answer as JSON types, with encoded values decoded."""
-    if isinstance(value, Delivery):
-        return message_view(value)
-    if isinstance(value, FoundMessage):
-        return found_message_view(value)
-    if isinstance(value, LeasedMessage):
-        return leased_message_view(value)
-    if isinstance(value, MessageInfo):
-        return message_info_view(value)
-    if isinstance(value, MessageResult):
-        return message_result_view(value)
-    if isinstance(value, NewMessage):
-        return message_body(value)
+    if (view := _VIEWS.get(value.__class__)) is not None:
+        return view(value)
     if isinstance(value, msgspec.Struct):
         kind = type(value)
         fields: dict[str, Any] = {}
