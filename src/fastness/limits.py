@@ -23,6 +23,9 @@ TRANSACTION_WAIT_SECONDS_MAX: Final = 10.0  # A transaction that cannot start by
 CONFLICT_RETRIES_MAX: Final = 32  # Attempts before a transaction that keeps conflicting fails with a Conflict.
 CONFLICT_PAUSE_MS_MAX: Final = 100  # Back-off doubles from 1 ms up to this, with full jitter.
 
+# Times.
+TIME_MS_MAX: Final = 253_402_300_799_999  # The end of the year 9999.
+
 # Durability.
 IMPORTANT_SYNC_SECONDS_MAX: Final = 5.0  # How long an IMPORTANT write may stay unsynced.
 WATERMARK_WRITE_SECONDS: Final = 0.005  # How far the record of what was synced may lag behind after a killed process,

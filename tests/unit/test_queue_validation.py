@@ -14,10 +14,10 @@ from tests.unit.queue_calls import JOBS, everything, lease, lease_one, payloads,
 
 
 def test_a_batch_has_1_to_256_messages(database: Database) -> None:
-    with pytest.raises(EmptyBatch, match="The batch is empty"):
-        database.transact(queues.put, JOBS, [])
+    with pytest.raises(EmptyBatch, match="The batch has no messages"):
+        database.transact(execute, PutMessages("jobs", []))
     with pytest.raises(BatchTooLarge, match="at most 256 messages, not 257"):
-        put(database, *[b""] * 257)
+        database.transact(execute, PutMessages("jobs", [NewMessage()] * 257))
     assert everything(database) == []
     assert len(put(database, *[b""] * 256)) == 256
 
@@ -39,7 +39,7 @@ def test_an_invalid_message_is_refused_with_its_batch(database: Database) -> Non
         before = everything(database)
         with failures.of(fields):
             with pytest.raises(error):
-                database.transact(queues.put, JOBS, [NewMessage(payload=b"fine"), NewMessage(**fields)])
+                database.transact(execute, PutMessages("jobs", [NewMessage(payload=b"fine"), NewMessage(**fields)]))
             assert everything(database) == before
     failures.check()
 

@@ -1,10 +1,9 @@
 """Handlers of requests for SQS queues and move tasks."""
 
 from fastness.kv import Transaction
-from fastness.layers import move_tasks, queues, sqs, sqs_attributes
+from fastness.layers import move_tasks, sqs, sqs_attributes
 from fastness.layers.idempotency import KeyedCall
 from fastness.layers.queues import QueueKey
-from fastness.names import checked_name
 from fastness.plane.handlers import service, transaction
 from fastness.plane.stores import AnyStores, Served
 from fastness.wire.sqs import (
@@ -32,81 +31,69 @@ from fastness.wire.sqs import (
 
 @transaction
 def create(tx: Transaction, request: CreateSqsQueue) -> SqsQueue:
-    queue = QueueKey(checked_name("universe", request.universe), sqs_attributes.checked_new_name(request.name))
+    queue = QueueKey(request.universe, sqs_attributes.checked_new_name(request.name))
     return sqs.create(tx, queue, request.attributes, request.tags)
 
 
 @transaction
 def get(tx: Transaction, request: GetSqsQueue) -> SqsQueue:
-    return sqs.get(tx, _queue(request.universe, request.name), arn_prefix=request.arn_prefix)
+    return sqs.get(tx, QueueKey(request.universe, request.name), arn_prefix=request.arn_prefix)
 
 
 @transaction
 def get_settings(tx: Transaction, request: GetSqsSettings) -> SqsSettings:
-    return sqs.settings(tx, _queue(request.universe, request.name))
+    return sqs.settings(tx, QueueKey(request.universe, request.name))
 
 
 @transaction
 def list_queues(tx: Transaction, request: ListSqsQueues) -> SqsQueueNames:
-    universe = checked_name("universe", request.universe)
-    if request.prefix:
-        checked_name("queue", request.prefix)
-    return sqs.names(
-        tx, universe, prefix=request.prefix, after=_after(request.after), limit=request.limit, only=request.only
-    )
+    universe = request.universe
+    return sqs.names(tx, universe, prefix=request.prefix, after=request.after, limit=request.limit, only=request.only)
 
 
 @transaction
 def set_attributes(tx: Transaction, request: SetSqsAttributes) -> SqsQueue:
-    queue = _queue(request.universe, request.name)
+    queue = QueueKey(request.universe, request.name)
     return sqs.set_attributes(tx, queue, request.attributes, if_policy=request.if_policy)
 
 
 @transaction
 def tag(tx: Transaction, request: TagSqsQueue) -> SqsQueue:
-    return sqs.tag(tx, _queue(request.universe, request.name), request.tags)
+    return sqs.tag(tx, QueueKey(request.universe, request.name), request.tags)
 
 
 @transaction
 def untag(tx: Transaction, request: UntagSqsQueue) -> SqsQueue:
-    return sqs.untag(tx, _queue(request.universe, request.name), request.keys)
+    return sqs.untag(tx, QueueKey(request.universe, request.name), request.keys)
 
 
 @transaction
 def list_sources(tx: Transaction, request: ListSqsSources) -> SqsQueueNames:
-    queue = _queue(request.universe, request.name)
-    return sqs.sources(tx, queue, after=_after(request.after), limit=request.limit, only=request.only)
+    queue = QueueKey(request.universe, request.name)
+    return sqs.sources(tx, queue, after=request.after, limit=request.limit, only=request.only)
 
 
 @service
 def delete(stores: AnyStores, request: DeleteSqsQueue, call: KeyedCall | None = None) -> Served[Purged]:
-    return stores.sqs.delete(_queue(request.universe, request.name), request.tier, call)
+    return stores.sqs.delete(QueueKey(request.universe, request.name), request.tier, call)
 
 
 @service
 def purge(stores: AnyStores, request: PurgeSqsQueue, call: KeyedCall | None = None) -> Served[Purged]:
-    return stores.sqs.purge(_queue(request.universe, request.name), request.tier, call)
+    return stores.sqs.purge(QueueKey(request.universe, request.name), request.tier, call)
 
 
 @transaction
 def start_move(tx: Transaction, request: StartMoveTask) -> MoveTask:
-    source = _queue(request.universe, request.source)
+    source = QueueKey(request.universe, request.source)
     return move_tasks.start(tx, source, destination=request.destination, per_second=request.per_second)
 
 
 @transaction
 def list_moves(tx: Transaction, request: ListMoveTasks) -> MoveTasks:
-    return move_tasks.newest(tx, _queue(request.universe, request.source), limit=request.limit)
+    return move_tasks.newest(tx, QueueKey(request.universe, request.source), limit=request.limit)
 
 
 @transaction
 def cancel_move(tx: Transaction, request: CancelMoveTask) -> MoveTask:
-    return move_tasks.cancel(tx, checked_name("universe", request.universe), request.handle)
-
-
-def _queue(universe: str, name: str) -> QueueKey:
-    return QueueKey(checked_name("universe", universe), queues.queue_name(name))
-
-
-def _after(name: str) -> str:
-    return checked_name("queue", name) if name else ""
+    return move_tasks.cancel(tx, request.universe, request.handle)

@@ -12,7 +12,7 @@ from msgspec import Meta
 from fastness import limits
 from fastness.limits import LOCK_LEASE_SECONDS
 from fastness.names import UNIVERSE
-from fastness.wire.fields import LeaseWaitSeconds, Limit, LockClaim, LockMode, LockPaths, LockSessionId, Name
+from fastness.wire.fields import LeaseWaitSeconds, Limit, LockClaim, LockMode, LockPaths, LockSessionId, Name, NameAfter
 from fastness.wire.requests import Committed, Operation, Request, Route
 
 
@@ -178,7 +178,7 @@ class ListLockSessions(Request[LockSessions], frozen=True, tag="locks.list"):
         http=(Route("GET", "/v1/locks", "List the sessions that hold ordered locks or wait for them."),),
     )
 
-    after: str = ""
+    after: NameAfter = ""
     limit: Limit = 100
     universe: Name = UNIVERSE
 

@@ -23,8 +23,10 @@ from fastness.wire.fields import (
     MessageBatch,
     MessageKey,
     Name,
+    NameAfter,
     Owner,
     Priority,
+    QueueName,
     ReceiveWaitSeconds,
     RetentionSeconds,
     SearchedText,
@@ -269,8 +271,8 @@ class NewResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
     value: bytes = b""
     content_type: str = "application/octet-stream"
-    blob: str | None = None
-    blob_size: int = 0
+    blob: Hash | None = None
+    blob_size: Count = 0
 
 
 class MessageResult(msgspec.Struct, frozen=True):
@@ -473,10 +475,10 @@ class QueuePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     visibility_seconds: VisibilitySeconds = 30.0
     max_attempts: MaxAttempts = 5
-    dead_letter_queue: Name | None = None  # Default: "<queue>.dlq".
+    dead_letter_queue: QueueName | None = None  # Default: "<queue>.dlq".
     retention_seconds: RetentionSeconds | None = None  # How long a message without a TTL is kept; None: for ever.
     dead_letter_retention_seconds: RetentionSeconds = 1_209_600.0
-    rate_per_second: Annotated[float, Meta(ge=0.001, le=1000000)] | None = None  # Deliveries; None: no limit.
+    rate_per_second: Annotated[float, Meta(ge=0.001, le=limits.RATE_MAX)] | None = None  # Deliveries; None: no limit.
     paused: bool = False
     failures_kept: Annotated[int, Meta(ge=0, le=limits.FAILURES_KEPT_MAX)] = (
         10  # Failed attempts that are kept of each message, the newest.
@@ -492,13 +494,13 @@ class QueuePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     history: Literal["none", "durable"] = "none"  # durable: every change of a message is recorded in its commit,
     history_seconds: RetentionSeconds = 604_800.0  # and kept for this time.
     result_ttl_seconds: RetentionSeconds = 3_600.0  # How long results are kept, and that a message was cancelled.
-    concurrency_per_key: Annotated[int, Meta(ge=1)] | None = (
+    concurrency_per_key: Annotated[int, Meta(ge=1, le=limits.RATE_MAX)] | None = (
         None  # Leases of the messages of one key at a time; None: no limit.
     )
-    rate_per_key: Annotated[float, Meta(ge=0.001)] | None = (
+    rate_per_key: Annotated[float, Meta(ge=0.001, le=limits.RATE_MAX)] | None = (
         None  # Deliveries per second of the messages of one key; None: no limit.
     )
-    burst_per_key: Annotated[int, Meta(ge=1)] | None = (
+    burst_per_key: Annotated[int, Meta(ge=1, le=limits.RATE_MAX)] | None = (
         None  # Deliveries that an idle key accumulates; None: those of a second, at least one.
     )
     fair: bool = False  # Messages of different keys take turns. Priorities count within a key then.
@@ -592,7 +594,7 @@ class Schedules(msgspec.Struct, frozen=True):
 class PutMessages(Request[Receipts], frozen=True, tag="queues.put"):
     operation = Operation(stores=True, atomic=True)
 
-    queue: Name
+    queue: QueueName
     messages: Annotated[list[NewMessage], MessageBatch]
     universe: Name = UNIVERSE
     must_exist: bool = False  # Refuse it if the queue does not exist, instead of making the queue.
@@ -606,7 +608,7 @@ class ReceiveMessages(RequestWithoutTier[Deliveries], frozen=True, tag="queues.r
     same commit, or at once if the call has to wait; the acks are always waited for.
     """
 
-    queue: Name
+    queue: QueueName
     owner: Owner
     max_messages: Annotated[int, Meta(ge=1, le=limits.MESSAGES_MAX)] = 1
     wait_seconds: ReceiveWaitSeconds = 0.0
@@ -628,7 +630,7 @@ class AckMessages(Request[Outcomes], frozen=True, tag="queues.ack"):
 
     operation = Operation(atomic=True)
 
-    queue: Name
+    queue: QueueName
     leases: list[MessageLease]
     universe: Name = UNIVERSE
     packed: list[PackedAck] = msgspec.field(default_factory=list)
@@ -645,7 +647,7 @@ class NackMessages(Request[Outcomes], frozen=True, tag="queues.nack"):
 
     operation = Operation(atomic=True)
 
-    queue: Name
+    queue: QueueName
     leases: Annotated[list[MessageLease], MessageBatch]
     delay_seconds: DelaySeconds | None = None
     intent: Annotated[str, one_of("failure", "defer")] = "failure"
@@ -660,7 +662,7 @@ class RejectMessages(Request[Outcomes], frozen=True, tag="queues.reject"):
 
     operation = Operation(atomic=True)
 
-    queue: Name
+    queue: QueueName
     leases: Annotated[list[MessageLease], MessageBatch]
     error: str | None = None
     universe: Name = UNIVERSE
@@ -673,7 +675,7 @@ class ExtendMessages(Request[Outcomes], frozen=True, tag="queues.extend"):
 
     operation = Operation(atomic=True)
 
-    queue: Name
+    queue: QueueName
     leases: Annotated[list[MessageLease], MessageBatch]
     seconds: VisibilitySeconds
     universe: Name = UNIVERSE
@@ -683,7 +685,7 @@ class VisibilityChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """When the lease of a message ends: `seconds` from now. With 0 the message returns to the queue at once."""
 
     lease: MessageLease
-    seconds: float
+    seconds: Annotated[float, Meta(ge=0, le=limits.VISIBILITY_SECONDS_MAX)]
 
 
 class ChangeVisibility(Request[Outcomes], frozen=True, tag="queues.change_visibility"):
@@ -695,7 +697,7 @@ class ChangeVisibility(Request[Outcomes], frozen=True, tag="queues.change_visibi
 
     operation = Operation(atomic=True)
 
-    queue: Name
+    queue: QueueName
     changes: Annotated[list[VisibilityChange], MessageBatch]
     universe: Name = UNIVERSE
     late_owner: Annotated[str, Meta(max_length=limits.OWNER_BYTES_MAX)] = ""
@@ -711,7 +713,7 @@ class CheckMessages(Request[Outcomes], frozen=True, tag="queues.check"):
 
     operation = Operation(reads=True, atomic=True)
 
-    queue: Name
+    queue: QueueName
     leases: Annotated[list[MessageLease], MessageBatch]
     universe: Name = UNIVERSE
 
@@ -726,7 +728,7 @@ class GetMessage(Request[MessageInfo], frozen=True, tag="queues.get"):
         ),
     )
 
-    queue: Name
+    queue: QueueName
     id: str
     universe: Name = UNIVERSE
 
@@ -743,7 +745,7 @@ class SearchMessages(Request[FoundMessages], frozen=True, tag="queues.search"):
         http=(Route("GET", "/v1/queues/{queue}/messages", "Search the messages of a queue."),),
     )
 
-    queue: Name
+    queue: QueueName
     states: list[MessageState] = msgspec.field(default_factory=list)  # Empty: all.
     key: SearchedText | None = None
     group: SearchedText | None = None
@@ -768,7 +770,7 @@ class CancelMessage(Request[MessageInfo], frozen=True, tag="queues.cancel"):
         http=(Route("POST", "/v1/queues/{queue}/messages/{id}/cancel", "Cancel a message."),),
     )
 
-    queue: Name
+    queue: QueueName
     id: str
     universe: Name = UNIVERSE
 
@@ -786,7 +788,7 @@ class CancelMessages(Request[Outcomes], frozen=True, tag="queues.cancel_many"):
         http=(Route("POST", "/v1/queues/{queue}/messages/cancel", "Cancel several messages."),),
     )
 
-    queue: Name
+    queue: QueueName
     ids: Annotated[list[str], MessageBatch]
     universe: Name = UNIVERSE
 
@@ -799,7 +801,7 @@ class DeleteMessages(Request[Outcomes], frozen=True, tag="queues.delete_messages
         http=(Route("POST", "/v1/queues/{queue}/messages/delete", "Delete messages that are not leased."),),
     )
 
-    queue: Name
+    queue: QueueName
     ids: Annotated[list[str], MessageBatch]
     universe: Name = UNIVERSE
 
@@ -816,9 +818,9 @@ class MoveMessages(Request[Outcomes], frozen=True, tag="queues.move"):
         http=(Route("POST", "/v1/queues/{queue}/messages/move", "Move messages to another queue."),),
     )
 
-    queue: Name
+    queue: QueueName
     ids: Annotated[list[str], MessageBatch]
-    to: Name
+    to: QueueName
     universe: Name = UNIVERSE
 
     def queue_names(self) -> tuple[str, ...]:
@@ -837,7 +839,7 @@ class UpdateMessage(Request[MessageInfo], frozen=True, tag="queues.update"):
         ),
     )
 
-    queue: Name
+    queue: QueueName
     id: str
     priority: Priority | None = None
     delay_seconds: DelaySeconds | None = None
@@ -852,7 +854,7 @@ class GetResult(Request[MessageResult], frozen=True, tag="queues.result"):
         http=(Route("GET", "/v1/queues/{queue}/messages/{id}/result", "Wait for the result of a message."),),
     )
 
-    queue: Name
+    queue: QueueName
     id: str
     wait_seconds: WaitSeconds = 0.0
     universe: Name = UNIVERSE
@@ -863,7 +865,7 @@ class WaitForCancel(Request[Outcomes], frozen=True, tag="queues.wait_for_cancel"
 
     operation = Operation(reads=True, permission="queue:extend")  # Tokens of workers have it already.
 
-    queue: Name
+    queue: QueueName
     leases: Annotated[list[MessageLease], MessageBatch]
     wait_seconds: ReceiveWaitSeconds
     universe: Name = UNIVERSE
@@ -876,7 +878,7 @@ class GetKey(Request[KeyInfo], frozen=True, tag="queues.keys.get"):
         reads=True, http=(Route("GET", "/v1/queues/{queue}/keys/{key:path}", "Read the state of a key of messages."),)
     )
 
-    queue: Name
+    queue: QueueName
     key: MessageKey
     universe: Name = UNIVERSE
 
@@ -898,7 +900,7 @@ class PauseKey(Request[KeyInfo], frozen=True, tag="queues.keys.pause"):
         ),
     )
 
-    queue: Name
+    queue: QueueName
     key: MessageKey
     until_ms: int | None = None
     seconds: DelaySeconds | None = None
@@ -912,7 +914,7 @@ class PeekMessages(Request[Deliveries], frozen=True, tag="queues.peek"):
         reads=True, http=(Route("GET", "/v1/queues/{queue}/peek", "Read ready messages without leasing them."),)
     )
 
-    queue: Name
+    queue: QueueName
     limit: Limit = 10
     universe: Name = UNIVERSE
 
@@ -925,7 +927,7 @@ class ReadQueueHistory(Request[MessageEvents], frozen=True, tag="queues.history"
         http=(Route("GET", "/v1/queues/{queue}/history", "Read the recorded changes of a queue's messages."),),
     )
 
-    queue: Name
+    queue: QueueName
     after: str = ""
     limit: Annotated[int, Meta(ge=1, le=limits.HISTORY_PAGE_MAX)] = 1_000
     universe: Name = UNIVERSE
@@ -939,7 +941,7 @@ class ListLeasedMessages(Request[LeasedMessages], frozen=True, tag="queues.lease
         http=(Route("GET", "/v1/queues/{queue}/leased", "List the leased messages, with their owners and expiries."),),
     )
 
-    queue: Name
+    queue: QueueName
     after: str = ""
     limit: Annotated[int, Meta(ge=1, le=limits.LEASED_LIST_MAX)] = 100
     universe: Name = UNIVERSE
@@ -950,7 +952,7 @@ class GetQueueStats(Request[QueueStats], frozen=True, tag="queues.stats"):
         reads=True, http=(Route("GET", "/v1/queues/{queue}", "Read the number of messages in each state."),)
     )
 
-    queue: Name
+    queue: QueueName
     universe: Name = UNIVERSE
     must_exist: bool = False  # Refuse it if the queue does not exist, instead of answering zeros.
 
@@ -962,7 +964,7 @@ class ListQueues(Request[QueueNames], frozen=True, tag="queues.list"):
         http=(Route("GET", "/v1/queues", "List the names of queues, in order.", fixed={"only": []}),),
     )
 
-    after: str = ""
+    after: NameAfter = ""
     limit: Limit = 100
     universe: Name = UNIVERSE
     only: list[str] = msgspec.field(default_factory=list)  # Empty: all. A server sets the caller's.
@@ -980,7 +982,7 @@ class SurveyQueues(Request[QueueSurvey], frozen=True, tag="queues.survey"):
         http=(Route("GET", "/v1/surveys/queues", "Summarize each queue.", fixed={"only": []}),),
     )
 
-    after: str = ""
+    after: NameAfter = ""
     limit: SummaryLimit = 100
     universe: Name = UNIVERSE
     text: Annotated[str, Meta(max_length=limits.NAME_BYTES_MAX)] = ""
@@ -994,7 +996,7 @@ class PurgeQueue(Request[Moved], frozen=True, tag="queues.purge"):
         audited=True, http=(Route("POST", "/v1/queues/{queue}/purge", "Remove all messages that are not leased."),)
     )
 
-    queue: Name
+    queue: QueueName
     universe: Name = UNIVERSE
     leased: bool = False
 
@@ -1009,7 +1011,7 @@ class DeleteQueue(Request[Moved], frozen=True, tag="queues.delete"):
         audited=True, http=(Route("DELETE", "/v1/queues/{queue}", "Remove a queue and its messages."),)
     )
 
-    queue: Name
+    queue: QueueName
     force: bool = False
     universe: Name = UNIVERSE
 
@@ -1024,7 +1026,7 @@ class RedriveMessages(Request[Moved], frozen=True, tag="queues.redrive"):
         ),
     )
 
-    queue: Name
+    queue: QueueName
     ids: list[str] | None = None
     limit: Annotated[int, Meta(ge=1)] = 1_000
     universe: Name = UNIVERSE
@@ -1033,7 +1035,7 @@ class RedriveMessages(Request[Moved], frozen=True, tag="queues.redrive"):
 class GetQueuePolicy(Request[QueuePolicy], frozen=True, tag="queues.policy.get"):
     operation = Operation(reads=True, http=(Route("GET", "/v1/queues/{queue}/policy", "Read the policy of a queue."),))
 
-    queue: Name
+    queue: QueueName
     universe: Name = UNIVERSE
 
 
@@ -1043,7 +1045,7 @@ class SetQueuePolicy(Request[QueuePolicy], frozen=True, tag="queues.policy.set")
         http=(Route("PUT", "/v1/queues/{queue}/policy", "Set the policy of a queue.", body_field="policy"),),
     )
 
-    queue: Name
+    queue: QueueName
     policy: QueuePolicy
     universe: Name = UNIVERSE
 
@@ -1064,7 +1066,7 @@ class PauseQueue(Request[QueuePolicy], frozen=True, tag="queues.pause"):
         ),
     )
 
-    queue: Name
+    queue: QueueName
     paused: bool = True
     universe: Name = UNIVERSE
 
@@ -1083,7 +1085,7 @@ class SetSchedule(Request[Schedule], frozen=True, tag="queues.schedules.set"):
         ),
     )
 
-    queue: Name
+    queue: QueueName
     name: Name
     cron: str
     message: NewMessage
@@ -1096,7 +1098,7 @@ class RemoveSchedule(Request[Moved], frozen=True, tag="queues.schedules.remove")
         audited=True, http=(Route("DELETE", "/v1/queues/{queue}/schedules/{name}", "Remove a schedule."),)
     )
 
-    queue: Name
+    queue: QueueName
     name: Name
     universe: Name = UNIVERSE
 
@@ -1106,7 +1108,7 @@ class ListSchedules(Request[Schedules], frozen=True, tag="queues.schedules.list"
         reads=True, http=(Route("GET", "/v1/queues/{queue}/schedules", "List the schedules of a queue."),)
     )
 
-    queue: Name
+    queue: QueueName
     universe: Name = UNIVERSE
 
 

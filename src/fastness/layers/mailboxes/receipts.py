@@ -22,13 +22,15 @@ from fastness.layers.mailboxes.keys import (
     policy_of,
     read_sequences,
 )
-from fastness.limits import READ_ENTRIES_MAX, RECEIPTS_MAX
+from fastness.limits import RECEIPTS_MAX
 from fastness.wire.mail import MailReceipt
 
 decode = msgspec.msgpack.Decoder(MailReceipt).decode
 
 
-def write(tx: Transaction, keys: MailboxKeys, mails: Iterable[tuple[str, bool]], *, to: str, state: str) -> None:
+def write_receipts(
+    tx: Transaction, keys: MailboxKeys, mails: Iterable[tuple[str, bool]], *, to: str, state: str
+) -> None:
     """Write receipts to a sender for mails to one recipient, each given by its id and whether it had been stored."""
     now_ms, outgoing = tx.now_ms, outgoing_of(tx, keys)
     sequence = outgoing.next
@@ -52,8 +54,6 @@ def receipts(tx: Transaction, address: Address, *, after: int, limit: int) -> li
     Raises:
         InvalidArgument: no receipt ever had the sequence `after`.
     """
-    if limit.__class__ is not int or not 0 < limit <= READ_ENTRIES_MAX:
-        raise InvalidArgument(f"limit is {limit!r}; one read takes 1 to {READ_ENTRIES_MAX} receipts")
     keys = keys_of(address)
     outgoing = outgoing_of(tx, keys)
     if after.__class__ is not int or not -1 <= after < outgoing.next:

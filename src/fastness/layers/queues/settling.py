@@ -16,7 +16,6 @@ from typing import Any
 
 from fastness.errors import FastnessError, InvalidArgument, MessageCancelled, QueueMessageLeaseMismatch
 from fastness.kv import Transaction
-from fastness.layers.leases import check_owner
 from fastness.layers.queues import (
     by_id,
     dead_letters,
@@ -37,7 +36,7 @@ from fastness.layers.queues.failures import (
 from fastness.layers.queues.keys import QueueKey
 from fastness.layers.queues.message_leases import HeldLease, HeldLeases
 from fastness.layers.queues.policies import is_too_old, policy_of
-from fastness.limits import DELAY_SECONDS_MAX, MESSAGES_MAX, VISIBILITY_SECONDS_MAX
+from fastness.limits import MESSAGES_MAX
 from fastness.wire.queues import (
     LEASE_BYTES,
     MessageLease,
@@ -271,8 +270,6 @@ def nack(
     Raises:
         QueueMessageLeaseMismatch: the message is not leased by `proof` any more.
     """
-    if delay_seconds is not None and not 0 <= delay_seconds <= DELAY_SECONDS_MAX:
-        raise InvalidArgument(f"delay_seconds is {delay_seconds}; give 0 to {DELAY_SECONDS_MAX:.0f}")
     queue_tx = QueueTransaction(tx, queue)
     message = _take(queue_tx, proof)
     delay_ms = 0 if delay_seconds is None else round(delay_seconds * 1_000)
@@ -347,8 +344,6 @@ def extend_many(
 
     Messages that are all that is left of a lease keep it, and the lease is extended. Others leave it.
     """
-    if by_ms < 1:
-        raise InvalidArgument("A lease is extended by at least 0.001 s; to return the message to the queue, nack it")
     queue_tx, due_ms = QueueTransaction(tx, queue), tx.now_ms + by_ms
     held_leases = HeldLeases(queue_tx)
     found: list[tuple[HeldLease, int] | FastnessError] = []
@@ -398,15 +393,12 @@ def change_visibility(
     again: the message is leased to that owner until the new end. One with job options or a workflow state is refused,
     and one that was redriven and waits for a younger one of its group.
     """
-    if late_owner:
-        check_owner(late_owner, None)
     queue_tx, policy = QueueTransaction(tx, queue), policy_of(tx, queue)
     held_leases = HeldLeases(queue_tx)
     answers: list[StoredMessage | FastnessError] = []
     changed: dict[bytes, tuple[HeldLease, dict[int, StoredMessage]]] = {}
     for change in changes:
         try:
-            lasts_ms = _checked_lasts_ms(change.seconds)
             found = held_leases.find(change.lease)
             if found is None and late_owner:
                 found = _lease_again(queue_tx, policy, held_leases, change.lease, late_owner)
@@ -419,7 +411,7 @@ def change_visibility(
             continue
         messages = changed.setdefault(held.id, (held, {}))[1]
         message = messages.setdefault(position, message)
-        message.due_ms = tx.now_ms + lasts_ms
+        message.due_ms = tx.now_ms + round(change.seconds * 1_000)
         answers.append(message)
     returned = [message for held, messages in changed.values() for message in _end_at(queue_tx, held, messages)]
     for message in sorted(returned, key=lambda each: each.id):
@@ -447,15 +439,6 @@ def _lease_again(
     held = message_leases.grant_again(queue_tx, message, ref, owner=owner)
     held_leases.add(held)
     return held, 0
-
-
-def _checked_lasts_ms(seconds: float) -> int:
-    if not 0 <= seconds <= VISIBILITY_SECONDS_MAX:
-        raise InvalidArgument(
-            f"A visibility timeout changes to 0 to {VISIBILITY_SECONDS_MAX:.0f} s, not {seconds}; "
-            "0 returns the message to the queue"
-        )
-    return round(seconds * 1_000)
 
 
 def _end_at(queue_tx: QueueTransaction, held: HeldLease, messages: dict[int, StoredMessage]) -> list[StoredMessage]:
