@@ -71,7 +71,6 @@ from fastness.limits import (
     BLOB_NAMED_MAX,
     DELAY_SECONDS_MAX,
     KEY_BYTES_MAX,
-    NAMES_CACHED_MAX,
     PAGE_ITEMS,
 )
 from fastness.runtime.locks.table import LockTable
@@ -241,13 +240,6 @@ def test_the_result_of_an_ack_is_kept(database: Database) -> None:
 def test_a_page_token_is_not_longer_than_a_key() -> None:
     with pytest.raises(InvalidArgument, match="it is too long"):
         page_tokens.key_after(b"a", "00" * (KEY_BYTES_MAX + 1), b"a", b"b")
-
-
-def test_owners_that_are_known_to_be_valid_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {str(number) for number in range(NAMES_CACHED_MAX)}
-    monkeypatch.setattr(leases, "_known_owners", known)
-    leases.check_owner("one more")
-    assert known == {"one more"}
 
 
 # Mail, blobs, entities, tokens.

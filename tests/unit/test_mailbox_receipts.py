@@ -177,7 +177,7 @@ def test_the_last_seen_receipt_is_stored_and_only_grows(database: Database) -> N
     assert len(receipts_of(database)) == 3
 
 
-@pytest.mark.parametrize("sequence", [-2, 3, 1 << 70, "1", None, 1.0])
+@pytest.mark.parametrize("sequence", [-2, 3, 1 << 70])
 def test_an_unused_receipt_sequence_is_refused(database: Database, sequence: Any) -> None:
     for _ in range(3):
         send(database)

@@ -33,8 +33,10 @@ from fastness.wire.pairs import DeletePair, GetPair, PutPair, ScanPairs, Value
 from fastness.wire.planes import MarkRestored, RaiseFormat
 from fastness.wire.queues import ReceiveMessages
 from fastness.wire.requests import Committed, Request, RequestWithoutTier
+from fastness.wire.type_checks import bounds_of
 from tests.support.depth import Depth
 from tests.support.failures import Failures
+from tests.support.request_values import right, unannotated
 
 
 def requests() -> Iterator[type[Request[Any]]]:
@@ -48,7 +50,6 @@ def requests() -> Iterator[type[Request[Any]]]:
 
 REQUESTS = [request for request in requests() if request not in (Request, RequestWithoutTier)]
 ANY_REQUEST = reduce(or_, REQUESTS)
-INTEGERS = st.integers(-(2**63), 2**64 - 1)  # What msgpack can carry.
 
 
 def instances(kind: Any) -> st.SearchStrategy[Any]:
@@ -57,21 +58,27 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
 
 
 def values_of(kind: Any) -> st.SearchStrategy[Any]:
-    if kind is int:
-        return INTEGERS
-    if kind is float:
-        return st.floats(allow_nan=False)  # It would not equal itself.
-    if get_origin(kind) is list:
-        return st.lists(values_of(get_args(kind)[0]), max_size=3)
-    if get_origin(kind) in (UnionType, Union):
-        return st.one_of([values_of(part) for part in get_args(kind)])
-    if get_origin(kind) is tuple and get_args(kind)[-1] is ...:
-        return st.lists(values_of(get_args(kind)[0]), max_size=3).map(tuple)
-    if get_origin(kind) is tuple:
-        return st.tuples(*map(values_of, get_args(kind)))
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        return instances(kind)
-    return st.from_type(kind)
+    """Values of a type, within the bounds that a decoder checks."""
+    bounds = bounds_of(kind)
+    plain = unannotated(kind)
+    origin, args = get_origin(plain), get_args(plain)
+    if origin in (UnionType, Union):
+        return st.one_of([values_of(part) for part in args])
+    if plain is int:
+        most = (2**63 if bounds else 2**64) - 1  # What msgpack can carry.
+        return st.integers(bounds.get("minimum", -(2**63)), bounds.get("maximum", most))
+    if plain is float:  # NaN would not equal itself.
+        return st.floats(bounds.get("minimum"), bounds.get("maximum"), allow_nan=False)
+    if plain is str and bounds:
+        return st.just(right(kind))
+    if origin is list or (origin is tuple and args[-1] is ...):
+        least = bounds.get("minItems", 0)
+        return st.lists(values_of(args[0]), min_size=least, max_size=least + 2).map(origin)
+    if origin is tuple:
+        return st.tuples(*map(values_of, args))
+    if isinstance(plain, type) and issubclass(plain, msgspec.Struct):
+        return instances(plain)
+    return st.from_type(plain)
 
 
 def test_every_request_has_a_handler_and_is_in_the_catalog() -> None:

@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from fastness.errors import BatchTooLarge, CursorAdvanced, InvalidArgument, PayloadTooLarge
+from fastness.errors import BatchTooLarge, CursorAdvanced, InvalidArgument, InvalidValue, PayloadTooLarge
 from fastness.kv import Transaction
 from fastness.layers import blobs, effects, hosting, journal_records, journals, timers
 from fastness.layers.worlds import World, describe, require_active, require_reachable, subspace
@@ -237,7 +237,10 @@ def _checked(now_ms: int, item: InboxItem, payload_bytes_max: int) -> bytes:
     """The encoded item, after checking that it is valid."""
     if item.payload and item.payload_blob is not None:
         raise InvalidArgument("The item is invalid: it has a payload and a blob; give one of them")
-    encoded: bytes = _encode((now_ms, item))
+    try:
+        encoded: bytes = _encode((now_ms, item))
+    except UnicodeEncodeError as error:
+        raise InvalidValue(f"This {type(item).__name__} has a text that is not valid Unicode ({error})") from error
     if (excess := excess_of(item, payload_bytes_max=payload_bytes_max)) is not None:
         raise PayloadTooLarge(f"The item is too large: {excess}")
     # Its journal record is about as long, and a batch holds several of the longest.

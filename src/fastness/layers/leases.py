@@ -69,7 +69,6 @@ class _KeyedGrant(msgspec.Struct, frozen=True, array_like=True):
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Grant).decode
 _decode_keyed = msgspec.msgpack.Decoder(_KeyedGrant).decode
-_known_owners: set[object] = set()  # Owners that passed the check.
 
 
 def acquire(

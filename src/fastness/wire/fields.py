@@ -114,7 +114,7 @@ def short_name(noun: str, most: int) -> Meta:
             raise InvalidName(f"The {noun} has at most {most} characters; {name[:40]!r}… has {len(name)}")
 
     pattern = NAME_PATTERN.replace(str(limits.NAME_BYTES_MAX), str(most))
-    return ruled(check, lambda name: len(name) <= most and name in known_names, pattern=pattern)
+    return ruled(check, lambda name: len(name) <= most and name in known_names, pattern=pattern, maxLength=most)
 
 
 def one_of(*words: str) -> Meta:

@@ -370,6 +370,6 @@ class RetryAside(Request[Committed], frozen=True, tag="hosting.aside.retry"):
     )
 
     world: Name
-    sequence: int
+    sequence: Count
     drop: bool = False
     universe: Name = UNIVERSE

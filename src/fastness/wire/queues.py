@@ -34,6 +34,7 @@ from fastness.wire.fields import (
     VisibilitySeconds,
     WaitSeconds,
     one_of,
+    short_text,
 )
 from fastness.wire.leases import LeaseProof
 from fastness.wire.requests import Operation, Request, RequestWithoutTier, Route
@@ -700,7 +701,7 @@ class ChangeVisibility(Request[Outcomes], frozen=True, tag="queues.change_visibi
     queue: QueueName
     changes: Annotated[list[VisibilityChange], MessageBatch]
     universe: Name = UNIVERSE
-    late_owner: Annotated[str, Meta(max_length=limits.OWNER_BYTES_MAX)] = ""
+    late_owner: Annotated[str, short_text(limits.OWNER_BYTES_MAX, least=0)] = ""
 
     @property
     def leases(self) -> list[MessageLease]:
@@ -902,7 +903,7 @@ class PauseKey(Request[KeyInfo], frozen=True, tag="queues.keys.pause"):
 
     queue: QueueName
     key: MessageKey
-    until_ms: int | None = None
+    until_ms: Count | None = None
     seconds: DelaySeconds | None = None
     universe: Name = UNIVERSE
 

@@ -340,7 +340,7 @@ class PromoteSnapshot(Request[Snapshot], frozen=True, tag="worlds.snapshots.prom
     )
 
     world: Name
-    height: int
+    height: Count
     universe: Name = UNIVERSE
     incarnation: int | None = None
     owner: Owner | None = None

@@ -101,11 +101,7 @@ def peek(tx: Transaction, address: Address, *, after: int, limit: int) -> list[E
 
 
 def confirm(tx: Transaction, address: Address, ids: Sequence[str]) -> int:
-    """Remove confirmed mails, and write receipts to their senders; returns how many were still stored.
-
-    Raises:
-        BatchTooLarge, InvalidArgument: there are too many ids, or one is invalid.
-    """
+    """Remove confirmed mails, and write receipts to their senders; returns how many were still stored."""
     keys = keys_of(address)
     box, removed, by_sender = box_of(tx, keys), 0, _BySender()
     for id in ids:
@@ -151,7 +147,7 @@ def _read(
     tx: Transaction, keys: MailboxKeys, box: Box, *, after: int, limit: int, bytes_max: int | None = None
 ) -> tuple[list[Envelope], bool]:
     """Mails after a sequence, and whether these are certainly all of them."""
-    if after.__class__ is not int or not -1 <= after < box.next:
+    if not -1 <= after < box.next:
         raise InvalidArgument(f"{after!r} is not a mail's sequence; pass one that was returned, or -1")
     now_ms, found = tx.now_ms, list[Envelope]()
     begin, batch, left = max(after + 1, box.first), limit, _NO_BOUND if bytes_max is None else bytes_max

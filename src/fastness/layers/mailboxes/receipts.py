@@ -56,7 +56,7 @@ def receipts(tx: Transaction, address: Address, *, after: int, limit: int) -> li
     """
     keys = keys_of(address)
     outgoing = outgoing_of(tx, keys)
-    if after.__class__ is not int or not -1 <= after < outgoing.next:
+    if not -1 <= after < outgoing.next:
         raise InvalidArgument(f"{after!r} is not a receipt's sequence; pass one that was returned, or -1")
     begin = max(after + 1, outgoing.first)
     return [decode(value) for _, value in read_sequences(tx, keys.receipt, begin, outgoing.next, limit=limit)]
@@ -70,7 +70,7 @@ def mark_receipts_seen(tx: Transaction, address: Address, sequence: int) -> None
     """
     keys = keys_of(address)
     outgoing = outgoing_of(tx, keys)
-    if sequence.__class__ is not int or not -1 <= sequence < outgoing.next:
+    if not -1 <= sequence < outgoing.next:
         raise InvalidArgument(f"{sequence!r} is not a receipt's sequence; pass the last one that was seen")
     if sequence > outgoing.seen:
         outgoing.seen = sequence

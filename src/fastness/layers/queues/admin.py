@@ -26,11 +26,8 @@ from fastness.layers.queues.policies import check_exists, dead_letter_queue, his
 from fastness.layers.worlds import first_elements, matching_elements
 from fastness.limits import (
     DUE_BATCH_MAX,
-    LEASED_LIST_MAX,
     LEASED_SCAN_MAX,
     MESSAGES_MAX,
-    READ_ENTRIES_MAX,
-    SUMMARY_LIST_MAX,
     SURVEY_NAMES_MAX,
 )
 from fastness.plurals import counted
@@ -43,8 +40,6 @@ _LEASES = b"\x01"  # Where a purge continues that has come to the leases; a due 
 
 def peek(tx: Transaction, queue: QueueKey, *, limit: int) -> list[StoredMessage]:
     """At most `limit` ready messages in delivery order, without leasing them."""
-    if not 0 < limit <= READ_ENTRIES_MAX:
-        raise InvalidArgument(f"limit is {limit}; peek takes 1 to {READ_ENTRIES_MAX} messages")
     queue_tx = QueueTransaction(tx, queue)
     found = _ready(queue_tx, limit)
     for message in found:
@@ -62,8 +57,6 @@ def leased(tx: Transaction, queue: QueueKey, *, after: str, limit: int) -> Lease
     Raises:
         InvalidArgument: `limit` is out of range, or `after` is neither.
     """
-    if not 0 < limit <= LEASED_LIST_MAX:
-        raise InvalidArgument(f"limit is {limit}; one page has 1 to {LEASED_LIST_MAX} messages")
     keys = keys_of(queue)
     if not total_counters(tx, keys).leased:
         return LeasedMessages([], None)
@@ -154,8 +147,6 @@ def stats(tx: Transaction, queue: QueueKey, *, must_exist: bool = False) -> Queu
 
 def survey(tx: Transaction, universe: str, *, after: str, limit: int, only: Sequence[str] = ()) -> list[QueueStats]:
     """`stats` of at most `limit` queues after the name `after`, ordered by name."""
-    if not 0 < limit <= SUMMARY_LIST_MAX:
-        raise InvalidArgument(f"limit is {limit}; one page has 1 to {SUMMARY_LIST_MAX} queues")
     found = matching_names(tx, universe, after=after, limit=limit, only=only)
     return [stats(tx, QueueKey(universe, name)) for name in found]
 
@@ -171,8 +162,6 @@ def find(
     if not text:
         found = survey(tx, universe, after=after, limit=limit, only=only)
         return found, found[-1].queue if len(found) == limit else None
-    if not 0 < limit <= SUMMARY_LIST_MAX:
-        raise InvalidArgument(f"limit is {limit}; one page has 1 to {SUMMARY_LIST_MAX} queues")
     seen = matching_names(tx, universe, after=after, limit=SURVEY_NAMES_MAX + 1, only=only)
     at_end = len(seen) <= SURVEY_NAMES_MAX
     seen = seen[:SURVEY_NAMES_MAX]
@@ -284,8 +273,6 @@ def _purge_lease(queue_tx: QueueTransaction, held: HeldLease) -> int:
 
 def names(tx: Transaction, universe: str, *, after: str, limit: int, only: Sequence[str] = ()) -> list[str]:
     """At most `limit` queue names after `after`, in order; of those in `only`, names and patterns as in `orders-*`."""
-    if not 0 < limit <= READ_ENTRIES_MAX:
-        raise InvalidArgument(f"limit is {limit}; one page has 1 to {READ_ENTRIES_MAX} names")
     return matching_names(tx, universe, after=after, limit=limit, only=only)
 
 
