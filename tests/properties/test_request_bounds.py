@@ -162,7 +162,7 @@ def list_edges(kind: Any, bounds: Mapping[str, Any]) -> Iterator[tuple[Any, bool
         if bare(item) == list[str]
         else right(item)
     )
-    if "minItems" in bounds:
+    if bounds.get("minItems"):
         yield origin(), False
     if "maxItems" in bounds:
         for count in (bounds["maxItems"], bounds["maxItems"] + 1):
@@ -520,6 +520,7 @@ UNDECLARED = {
     ("NewMessage", "debounce_max_seconds"),
     ("NewMessage", "debounce_seconds"),
     ("NewMessage", "unique_until"),
+    ("VisibilityChange", "seconds"),
 }
 # Nothing but the OpenAPI document and its own checks see these. A push or a mail is refused by its own outcome.
 ELSEWHERE = {"DomainEvent", "PushItem", "Row"}

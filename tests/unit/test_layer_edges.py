@@ -18,7 +18,6 @@ from fastness.errors import (
     HeadAdvanced,
     InvalidArgument,
     InvalidKey,
-    InvalidValue,
     MissingEntry,
     NotAllowed,
     RunNotEnded,
@@ -290,13 +289,6 @@ def test_a_token_that_was_removed_makes_no_tokens(database: Database) -> None:
 
 
 # Worlds.
-
-
-def test_what_is_no_inbox_item_is_refused(database: Database) -> None:
-    database.transact(worlds.create, ADA)
-    item: Any = {"command": "go"}
-    with pytest.raises(InvalidValue, match="dict is not an inbox item"):
-        database.transact(inboxes.enqueue, ADA, item)
 
 
 def test_records_below_the_first_hot_one_need_a_segment(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ from fastness.wire.fields import (
     WaitSeconds,
     one_of,
     short_text,
+    worded,
 )
 from fastness.wire.leases import LeaseProof
 from fastness.wire.requests import Operation, Request, RequestWithoutTier, Route
@@ -678,7 +679,14 @@ class ExtendMessages(Request[Outcomes], frozen=True, tag="queues.extend"):
 
     queue: QueueName
     leases: Annotated[list[MessageLease], MessageBatch]
-    seconds: VisibilitySeconds
+    seconds: Annotated[
+        float,
+        worded(
+            f"0.001 to {limits.VISIBILITY_SECONDS_MAX:,.0f} seconds; to return the message, nack it",
+            ge=0.001,
+            le=limits.VISIBILITY_SECONDS_MAX,
+        ),
+    ]
     universe: Name = UNIVERSE
 
 
@@ -686,7 +694,7 @@ class VisibilityChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """When the lease of a message ends: `seconds` from now. With 0 the message returns to the queue at once."""
 
     lease: MessageLease
-    seconds: Annotated[float, Meta(ge=0, le=limits.VISIBILITY_SECONDS_MAX)]
+    seconds: float  # Out of its range, it is refused by its own outcome.
 
 
 class ChangeVisibility(Request[Outcomes], frozen=True, tag="queues.change_visibility"):

@@ -476,5 +476,5 @@ def _range(kind: type, bounds: Mapping[str, Any]) -> str:
     return f" of at most {_number(most)}" if least is None else f" from {_number(least)} to {_number(most)}"
 
 
-def _number(value: float) -> str:
+def _number(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.15g}"

@@ -36,7 +36,7 @@ from fastness.layers.queues.failures import (
 from fastness.layers.queues.keys import QueueKey
 from fastness.layers.queues.message_leases import HeldLease, HeldLeases
 from fastness.layers.queues.policies import is_too_old, policy_of
-from fastness.limits import MESSAGES_MAX
+from fastness.limits import MESSAGES_MAX, VISIBILITY_SECONDS_MAX
 from fastness.wire.queues import (
     LEASE_BYTES,
     MessageLease,
@@ -399,6 +399,7 @@ def change_visibility(
     changed: dict[bytes, tuple[HeldLease, dict[int, StoredMessage]]] = {}
     for change in changes:
         try:
+            lasts_ms = _checked_lasts_ms(change.seconds)
             found = held_leases.find(change.lease)
             if found is None and late_owner:
                 found = _lease_again(queue_tx, policy, held_leases, change.lease, late_owner)
@@ -411,7 +412,7 @@ def change_visibility(
             continue
         messages = changed.setdefault(held.id, (held, {}))[1]
         message = messages.setdefault(position, message)
-        message.due_ms = tx.now_ms + round(change.seconds * 1_000)
+        message.due_ms = tx.now_ms + lasts_ms
         answers.append(message)
     returned = [message for held, messages in changed.values() for message in _end_at(queue_tx, held, messages)]
     for message in sorted(returned, key=lambda each: each.id):
@@ -439,6 +440,15 @@ def _lease_again(
     held = message_leases.grant_again(queue_tx, message, ref, owner=owner)
     held_leases.add(held)
     return held, 0
+
+
+def _checked_lasts_ms(seconds: float) -> int:
+    if not 0 <= seconds <= VISIBILITY_SECONDS_MAX:
+        raise InvalidArgument(
+            f"A visibility timeout changes to 0 to {VISIBILITY_SECONDS_MAX:.0f} s, not {seconds}; "
+            "0 returns the message to the queue"
+        )
+    return round(seconds * 1_000)
 
 
 def _end_at(queue_tx: QueueTransaction, held: HeldLease, messages: dict[int, StoredMessage]) -> list[StoredMessage]:
