@@ -23,6 +23,9 @@ TRANSACTION_WAIT_SECONDS_MAX: Final = 10.0  # A transaction that cannot start by
 CONFLICT_RETRIES_MAX: Final = 32  # Attempts before a transaction that keeps conflicting fails with a Conflict.
 CONFLICT_PAUSE_MS_MAX: Final = 100  # Back-off doubles from 1 ms up to this, with full jitter.
 
+# Times.
+TIME_MS_MAX: Final = 253_402_300_799_999  # The end of the year 9999.
+
 # Durability.
 IMPORTANT_SYNC_SECONDS_MAX: Final = 5.0  # How long an IMPORTANT write may stay unsynced.
 WATERMARK_WRITE_SECONDS: Final = 0.005  # How far the record of what was synced may lag behind after a killed process,
@@ -601,6 +604,7 @@ EMITTED_MAX: Final = 127  # Messages, mails and so on of one event: those of two
 EMITTED_BYTES_MAX: Final = 1_048_576  # Of one event: those of a few fit one message of a stream.
 SEND_BYTES_MAX: Final = 49_152  # Of a send to another universe, which has no blob; the rest of an item needs space.
 SEND_UNIVERSES_MAX: Final = 256  # Of each list of a universe's policy, which every send to another universe reads.
+HOST_CONCURRENCY_MAX: Final = 10_000  # Turns of a host at a time, and adapters.
 HOST_WORLDS_MAX: Final = 1_024  # Worlds that a host holds, with their states in memory.
 ASIDE_ERROR_BYTES_MAX: Final = 8_192  # A traceback is cut to this.
 EFFECT_LEASE_SECONDS: Final = 30
@@ -733,6 +737,7 @@ QUOTAS_METRICS_MAX: Final = 100  # Universes with quotas in the metrics: each ha
 # `fastness top`.
 TOP_REFRESH_SECONDS: Final = 1.0  # Between two samples; a server answers one in milliseconds.
 TOP_REFRESH_SECONDS_MIN: Final = 0.1  # People cannot read faster.
+TOP_REFRESH_SECONDS_MAX: Final = 3_600
 TOP_ROWS_MAX: Final = 200  # Queues that one sample reads: more do not fit a screen.
 TOP_PAGE: Final = 100  # Queues of one call.
 TOP_WAITS_MAX: Final = 100  # Waits that one sample reads: one call returns no more.
@@ -762,3 +767,15 @@ SQS_SIGNING_KEYS_MAX: Final = 4_096  # Derived keys in memory: one for each acce
 SQS_SIGNATURES_MAX: Final = 500_000  # Used signatures in memory, about 45 MB. Then the key with the most forgets some.
 SQS_SIGNATURES_PER_KEY_MAX: Final = 250_000  # Of one access key. Then its oldest dates are refused.
 SQS_SAME_SIGNATURE_SECONDS: Final = 5  # Equal calls of a second may have the same signature; later ones are replays.
+
+# Settings of a server and options of commands: they keep mistyped numbers out.
+SETTING_SECONDS_MAX: Final = 31_536_000  # A year.
+SETTING_COUNT_MAX: Final = 1_000_000  # Of connections, waiting consumers, mails per second, and worlds in metrics.
+SETTING_METRICS_QUEUES_MAX: Final = 10_000  # Each has several series.
+SETTING_HEADER_BYTES_MIN: Final = 1_024
+SETTING_HEADER_BYTES_MAX: Final = 1_048_576
+SETTING_BODY_BYTES_MIN: Final = 65_536
+SETTING_BODY_BYTES_MAX: Final = 268_435_456  # Bodies are in memory.
+SETTING_KEEP_ALIVE_SECONDS_MAX: Final = 3_600
+WORKER_CONCURRENCY_MAX: Final = 1_000  # Calls of a queue at a time.
+BENCH_CALLERS_MAX: Final = 1_000  # Of `fastness bench`.

@@ -8,14 +8,15 @@ import re
 from pathlib import Path
 from typing import Final
 
-from fastness.errors import InvalidName, PathUnusable
-from fastness.limits import NAME_BYTES_MAX, NAMES_CACHED_MAX
+from fastness.errors import InvalidArgument, InvalidName, PathUnusable
+from fastness.limits import NAME_BYTES_MAX, NAMES_CACHED_MAX, QUEUE_NAME_CHARACTERS_MAX
 
 UNIVERSE: Final = "main"  # The tenant of callers that do not name one.
 REPORTS: Final = "reports"  # The collection of reports, and its partition. A row is a JSON document; its key, the name.
 
 # As JSON Schema has them. A name is neither "." nor "..".
 NAME_PATTERN: Final = f"^(?!\\.{{1,2}}$)[A-Za-z0-9._@:+=-]{{1,{NAME_BYTES_MAX}}}$"
+QUEUE_NAME_PATTERN: Final = f"^(?!\\.{{1,2}}$)[A-Za-z0-9._@:+=-]{{1,{QUEUE_NAME_CHARACTERS_MAX}}}(\\.dlq)?$"
 KEY_PATTERN: Final = "^(?!\\.{1,2}(/|$))[A-Za-z0-9._@:+=-]+(/(?!\\.{1,2}(/|$))[A-Za-z0-9._@:+=-]+)*$"
 _NAME: Final = re.compile(NAME_PATTERN.replace("$", r"\Z"))
 _KEY: Final = re.compile(KEY_PATTERN.replace("$", r"\Z"))
@@ -36,7 +37,20 @@ def checked_name(kind: str, name: object) -> str:
             known_names.clear()
         known_names.add(name)
         return name
-    raise InvalidName(f"Invalid {kind} name {_shown(name)}: use {_ALLOWED}, and neither '.' nor '..'")
+    label = kind if kind == "name" else f"{kind} name"
+    raise InvalidName(f"Invalid {label} {_shown(name)}: use {_ALLOWED}, and neither '.' nor '..'")
+
+
+def checked_queue_name(kind: str, name: object) -> str:
+    """The name of a queue, unchanged. It leaves space for the suffix of a dead letter queue.
+
+    Raises:
+        InvalidName, InvalidArgument: it is not a name, or it is too long.
+    """
+    checked = checked_name(kind, name)
+    if len(checked) > QUEUE_NAME_CHARACTERS_MAX and not checked.endswith(".dlq"):
+        raise InvalidArgument(f"A queue's name has at most {QUEUE_NAME_CHARACTERS_MAX} characters, not {len(checked)}")
+    return checked
 
 
 def checked_key(kind: str, key: object) -> str:

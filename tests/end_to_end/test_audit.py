@@ -6,8 +6,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, get_args, get_origin
+from typing import Any
 
 import httpx2
 import msgspec
@@ -20,6 +19,7 @@ from fastness.errors import FastnessError, NotAllowed
 from fastness.wire.audit import AuditEntry, AuditPage
 from fastness.wire.catalog import NETWORK_REQUESTS
 from fastness.wire.requests import Request, permission_of
+from tests.support.request_values import filled
 from tests.support.server_process import SECONDS_MAX, Server
 from tests.support.waiting import eventually, eventually_async
 
@@ -65,22 +65,6 @@ def audited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Audited]:
         audited.process.kill()
 
 
-def sample(kind: Any) -> Any:
-    """A value of a type."""
-    options = get_args(kind)
-    if get_origin(kind) is UnionType:
-        return None if NoneType in options else sample(options[0])
-    if get_origin(kind) is list:
-        return [sample(options[0])]
-    if get_origin(kind) is dict:
-        return {sample(options[0]): sample(options[1])}
-    if kind in (bool, int, float):
-        return kind(1)
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        return kind(**{each.name: sample(each.type) for each in msgspec.structs.fields(kind) if each.required})
-    return b"x" if kind is bytes else "ab" * 32 if kind is str else None
-
-
 def server_ms(plane: fastness.Plane) -> int:
     """The time of the server, in a message that it creates now."""
     clock = plane.queue("clock")
@@ -91,7 +75,7 @@ def server_ms(plane: fastness.Plane) -> int:
 def test_every_audited_request_leaves_who_when_and_from_where(audited: Audited, entry: str) -> None:
     with fastness.connect(audited.process.url, token=audited.admin.token) as plane:
         for kind in AUDITED:
-            request = sample(kind)
+            request = filled(kind)
             if "name" in kind.__struct_fields__:
                 request = msgspec.structs.replace(request, name="a-name")
             before_ms = server_ms(plane)

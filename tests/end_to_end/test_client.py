@@ -42,11 +42,12 @@ from fastness.errors import (
     Unreachable,
     VersionConflict,
 )
+from fastness.wire.audit import ReadAudit
 from fastness.wire.frames import decode_calls
 from fastness.wire.inboxes import Control
 from fastness.wire.leases import LeaseProof
 from fastness.wire.queues import AckMessages, NewMessage, Receipts, ReceiveMessages
-from fastness.wire.worlds import ListWorlds
+from fastness.wire.worlds import DescribeWorld, ListWorlds
 from tests.support.http_server import Server, serving
 from tests.support.proxy import Proxy
 from tests.support.waiting import eventually, eventually_async
@@ -321,8 +322,8 @@ def test_a_call_that_cannot_be_sent_fails_by_itself(plane: Plane, name: str) -> 
         for wrong, why in (
             (ListWorlds(after=7), "after is 7; give a text"),  # type: ignore[arg-type]
             (ListWorlds(limit="many"), "limit is 'many'; give a whole number"),  # type: ignore[arg-type]
-            (ListWorlds(limit=1 << 70), "ListWorlds cannot be sent"),
-            (ListWorlds("\ud800"), "ListWorlds cannot be sent"),
+            (DescribeWorld("w", incarnation=1 << 70), "DescribeWorld cannot be sent"),
+            (ReadAudit(actor="\ud800"), "ReadAudit cannot be sent"),
         ):
             with pytest.raises(InvalidArgument, match=why):
                 transport.call(wrong)

@@ -621,7 +621,7 @@ def test_every_refused_request_is_counted_once(start: Callable[..., Server], tok
         ("malformed_request", 400, ("NONSENSE",)),
         (None, 404, ("GET /v1/state/missing HTTP/1.1",)),
         (None, 404, ("GET /v1/worlds/missing HTTP/1.1",)),
-        (None, 400, ("GET /v1/queues?limit=0 HTTP/1.1",)),
+        ("invalid_argument", 400, ("GET /v1/queues?limit=0 HTTP/1.1",)),
         (None, 200, ("GET /v1/queues HTTP/1.1",)),
     ):
         before = rejects()

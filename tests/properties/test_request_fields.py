@@ -21,6 +21,7 @@ from fastness.testing.clock import ManualClock
 from fastness.wire.atomic import CommitAtomic
 from fastness.wire.blobs import OpenBlob
 from fastness.wire.catalog import REQUESTS
+from fastness.wire.hosting import CommitTurn
 from fastness.wire.inboxes import (
     Control,
     DomainEvent,
@@ -33,21 +34,27 @@ from fastness.wire.inboxes import (
 )
 from fastness.wire.leases import CheckLease, LeaseProof
 from fastness.wire.locks import CheckLock, LockProof
+from fastness.wire.mail import GetMailPolicy, MailPolicy, SetMailPolicy
 from fastness.wire.queues import (
     AckMessages,
+    ChangeVisibility,
     CheckMessages,
     GetQueuePolicy,
     GetResult,
     ListSchedules,
     MessageLease,
+    NackMessages,
     NewMessage,
     NewResult,
     PackedAck,
     PutMessages,
     QueuePolicy,
+    ReadQueueHistory,
     ReceiveMessages,
+    RejectMessages,
     SetQueuePolicy,
     SetSchedule,
+    VisibilityChange,
 )
 from fastness.wire.quotas import GetQuota, Quota, SetQuota
 from fastness.wire.requests import Request
@@ -61,20 +68,22 @@ from tests.support.request_values import options_of, right
 # What these say is only compared with what is stored, so a check is what uses it.
 COMPARED = {CheckLease, CheckLock, CheckMessages, CheckRestore, CheckWorld, LeaseProof, LockProof, MessageLease, Quota}
 # Structs that a request stores as they are.
-STORED: dict[type[msgspec.Struct], type[msgspec.Struct]] = {
-    AckMessages: NewResult,
-    PutItem: Effect,
-    SetQueuePolicy: QueuePolicy,
-    SetQuota: Quota,
-    SetSchedule: NewMessage,
+STORED: dict[type[msgspec.Struct], set[type[msgspec.Struct]]] = {
+    AckMessages: {NewResult},
+    PutItem: {Effect, Timer},
+    SetMailPolicy: {MailPolicy},
+    SetQueuePolicy: {QueuePolicy},
+    SetQuota: {Quota},
+    SetSchedule: {NewMessage},
 }
 
 
 def more_of(populated: PopulatedPlane) -> dict[type[Request[Any]], list[Request[Any]]]:
     """Requests with structs that the samples lack, and with fields that have a meaning together only."""
     call = populated.transport.call
-    call(PutMessages("results", [NewMessage(), NewMessage()]))
-    received = call(ReceiveMessages("results", "ada", 2)).messages
+    call(SetQueuePolicy("results", QueuePolicy(history="durable")))
+    call(PutMessages("results", [NewMessage()] * 5))
+    received = call(ReceiveMessages("results", "ada", 5)).messages
     leases = [MessageLease(each.id, each.lease_id, each.fence) for each in received]
     packed = [PackedAck(b"\x01" * 16, 1, [], b"\x01")]
     items: list[InboxItem] = [
@@ -83,16 +92,26 @@ def more_of(populated: PopulatedPlane) -> dict[type[Request[Any]], list[Request[
         InboundMessage(inbox_name="a"),
         TimerFired(timer_id="a"),
     ]
+    puts = [
+        PutMessages("jobs", [NewMessage(blob=GENESIS, blob_size=1)]),
+        PutMessages("jobs", [NewMessage(debounce_key="k", debounce_seconds=1.0, debounce_max_seconds=2.0)]),
+        PutMessages("jobs", [NewMessage(unique_key="k", unique_until="leased")]),
+    ]
     return {
-        PutMessages: [
-            PutMessages("jobs", [NewMessage(blob=GENESIS, blob_size=1)]),
-            PutMessages("jobs", [NewMessage(debounce_key="k", debounce_seconds=1.0, debounce_max_seconds=2.0)]),
-        ],
+        PutMessages: [*puts],
+        CommitAtomic: [CommitAtomic([put]) for put in puts],
         ReceiveMessages: [ReceiveMessages("jobs", "ada", acks=packed)],
         AckMessages: [
             AckMessages("results", leases[:1], results=[NewResult(b"1")]),
-            AckMessages("results", leases[1:], results=[NewResult(blob=GENESIS, blob_size=1)]),
+            AckMessages("results", leases[1:2], results=[NewResult(blob=GENESIS, blob_size=1)]),
             AckMessages("results", [], packed=packed),
+        ],
+        NackMessages: [NackMessages("results", leases[2:3])],
+        RejectMessages: [RejectMessages("results", leases[3:4])],
+        ChangeVisibility: [ChangeVisibility("results", [VisibilityChange(leases[4], 1.0)])],
+        ReadQueueHistory: [ReadQueueHistory("results")],
+        CommitTurn: [
+            CommitTurn("hosted", "h1", populated.claim.fence, 1, 1, effects=[(0, EFFECT)], timers=[(0, Timer(1, b"1"))])
         ],
         GetResult: [GetResult("results", received[1].id)],
         UpdateState: [UpdateState("s", b"\x01", lease=populated.lease)],
@@ -205,11 +224,11 @@ def test_no_field_of_a_request_is_ignored(populated: PopulatedPlane) -> None:
         use_a_quota(populated)
     declared = {(kind, struct) for kind in REQUESTS if kind is not CommitAtomic for struct in structs_in(kind) - {kind}}
     assert declared - {(kind, struct) for kind, struct, _ in fields} == set(), "no example has these structs"
-    used_later = {(struct, name) for kind, struct, name in reads.found if STORED.get(kind) is not struct}
+    used_later = {(struct, name) for kind, struct, name in reads.found if struct not in STORED.get(kind, ())}
     failures = Failures()
     for kind, struct, name in sorted(fields, key=str):
         with failures.of(f"{kind.__name__}: {struct.__name__}.{name}"):
-            if STORED.get(kind) is struct:
+            if struct in STORED.get(kind, ()):
                 assert (struct, name) in used_later, "nothing reads it"
             else:
                 assert (kind, struct, name) in reads.found, "nothing reads it"
@@ -231,7 +250,7 @@ def test_an_option_that_is_given_alone_is_used_or_refused(populated: PopulatedPl
     for kind in REQUESTS:
         one = sample(populated, kind)
         for struct, field, put in list(places(one)):
-            if field.required or field.name == "wait_seconds" or STORED.get(kind) is struct or kind is SetQuota:
+            if field.required or field.name == "wait_seconds" or struct in STORED.get(kind, ()) or kind is SetQuota:
                 continue
             for value in alternatives(field.type):
                 with failures.of(f"{kind.__name__}: {struct.__name__}.{field.name} = {value!r:.30}"):
@@ -257,6 +276,8 @@ def test_half_of_a_claim_is_refused(populated: PopulatedPlane) -> None:
 # Structs that are stored as they are. In each of their fields, an example differs from the default.
 
 EFFECT = Effect("mail", b"1", b"2", 3)
+TIMER = Timer(1, b"2", b"3")
+MAIL_POLICY = MailPolicy(5, 6.0)
 RESULTS = [NewResult(b"1", "text/plain"), NewResult(blob=GENESIS, blob_size=1)]
 QUOTA = Quota(messages=1_000, bytes=1 << 30, connections=10, rate_per_second=1_000.0)
 POLICY = QueuePolicy(
@@ -323,15 +344,18 @@ def test_a_struct_that_is_stored_as_it_is_is_read_as_it_is(populated: PopulatedP
         kept = call(GetResult("jobs", leased.id))
         size = 0 if kept.blob is None else kept.size
         read_back.append((result, NewResult(kept.value or b"", kept.content_type, kept.blob, size)))
-    call(PutItem("caller", Control(command="go", effects=(EFFECT,))))
-    read_back.append((EFFECT, call(ReadInbox("caller")).items[-1][1].effects[0]))
-    changed = {struct: set[str]() for struct in STORED.values()}
+    call(SetMailPolicy(MAIL_POLICY))
+    read_back.append((MAIL_POLICY, call(GetMailPolicy())))
+    call(PutItem("caller", Control(command="go", effects=(EFFECT,), timers=(TIMER,))))
+    item = call(ReadInbox("caller")).items[-1][1]
+    read_back += [(EFFECT, item.effects[0]), (TIMER, item.timers[0])]
+    changed = {type(given): set[str]() for given, _ in read_back}
     for given, found in read_back:
         assert found == given
         for field in msgspec.structs.fields(given):
             if not is_default(getattr(given, field.name), field):
                 changed[type(given)].add(field.name)
-    assert changed == {struct: set(struct.__struct_fields__) for struct in STORED.values()}
+    assert changed == {struct: set(struct.__struct_fields__) for structs in STORED.values() for struct in structs}
 
 
 def is_default(value: Any, field: msgspec.structs.FieldInfo) -> bool:

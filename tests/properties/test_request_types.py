@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 import fastness
 from fastness.client.transport import AsyncRemoteTransport, RemoteTransport
-from fastness.errors import InvalidArgument
+from fastness.errors import BatchTooLarge, EmptyBatch, InvalidArgument, InvalidName
 from fastness.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
 from fastness.wire.atomic import STEPS, CommitAtomic
 from fastness.wire.blobs import OpenBlob, WriteBlob
 from fastness.wire.catalog import REQUESTS
+from fastness.wire.fields import bare
 from fastness.wire.hosting import RenewWorlds
 from fastness.wire.leases import LeaseProof
 from fastness.wire.queues import MessageLease, NewMessage, PutMessages, QueuePolicy
@@ -44,7 +45,7 @@ def cases() -> Iterator[tuple[type[Request[Any]], str, Request[Any]]]:
     for kind in REQUESTS:
         for field in msgspec.structs.fields(kind):
             if field.type is not Any:
-                yield kind, field.name, msgspec.structs.replace(filled(kind), **{field.name: wrong(field.type)})
+                yield kind, field.name, msgspec.structs.replace(filled(kind), **{field.name: wrong(bare(field.type))})
 
 
 CASES = list(cases())
@@ -221,7 +222,8 @@ def test_every_decoded_body_is_explained_or_left_to_its_decoder(data: Any) -> No
     fields = st.sampled_from([field.encode_name for field in msgspec.structs.fields(kind)])
     body = data.draw(st.dictionaries(fields, VALUES, max_size=3))
     refusal = refusal_of(kind, body, plain=True)
-    assert refusal is None or str(refusal).split(" is ")[0].split("[")[0].split(" ")[0] in str(body)
+    is_of_batch = isinstance(refusal, EmptyBatch | BatchTooLarge)
+    assert refusal is None or is_of_batch or any(name in str(refusal) for name in body)
 
 
 @given(st.data())
@@ -230,6 +232,8 @@ def test_an_embedded_plane_accepts_what_a_server_decodes(data: Any) -> None:
     field = data.draw(st.sampled_from([each for each in msgspec.structs.fields(kind) if each.name != "tier"]))
     value = msgspec.structs.replace(filled(kind), **{field.name: data.draw(VALUES)})
     refusal = refusal_of(kind, value)
+    if isinstance(refusal, InvalidName):  # A decoder does not look at names.
+        return
     assert is_decodable(value) == (refusal is None), (value, refusal)
     with nullcontext() if refusal is None else pytest.raises(InvalidArgument, match=rf"{field.name}\b.* is "):
         check_types(value)

@@ -4,25 +4,29 @@ import re
 from collections.abc import Iterator
 from enum import Enum
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
-from fastness.wire.fields import bare
 from fastness.wire.type_checks import bounds_of
 
 SCALARS: dict[Any, Any] = {str: "a", int: 1, float: 1.5, bool: True, bytes: b"\x01"}  # One, as canonical CBOR.
-TEXTS = ("a", "0" * 64)
+TEXTS = ("a", "0" * 64, "0" * 16 + "-1")
 
 
 def options_of(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
+def unannotated(kind: Any) -> Any:
+    """A type whose items, if it has any, keep their bounds."""
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
+
+
 def right(kind: Any) -> Any:
     """A value of a type, within its bounds."""
     bounds = bounds_of(kind)
-    kind = options_of(bare(kind))[0]
+    kind = unannotated(options_of(unannotated(kind))[0])
     origin, args = get_origin(kind), get_args(kind)
     if kind is str:
         texts = [text for text in (*bounds.get("enum", ()), *TEXTS) if re.search(bounds.get("pattern", ""), text)]

@@ -7,7 +7,8 @@ from fastness.kv import Database, Transaction
 from fastness.layers import mailboxes
 from fastness.layers.mailboxes import Address
 from fastness.layers.mailboxes import keys as mailbox_keys
-from fastness.wire.mail import Envelope, MailPolicy, MailReceipt, NewMail
+from fastness.plane.executor import execute
+from fastness.wire.mail import Envelope, MailPolicy, MailReceipt, NewMail, SetMailPolicy
 
 ADA, BOB, EVE = (Address("main", agent) for agent in ("ada", "bob", "eve"))
 DAY_MS = 86_400_000
@@ -80,7 +81,7 @@ def stored_count(database: Database, of: Address = BOB) -> int:
 
 
 def set_policy(database: Database, **options: Any) -> None:
-    database.transact(mailboxes.set_policy, "main", MailPolicy(**options))
+    database.transact(execute, SetMailPolicy(MailPolicy(**options)))
 
 
 def block(database: Database, sender: Address, *, of: Address = BOB, blocked: bool = True) -> None:

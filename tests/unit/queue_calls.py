@@ -5,7 +5,16 @@ from typing import Any
 from fastness.kv import Database
 from fastness.layers import queues
 from fastness.layers.queues import Leased, QueueKey, StoredMessage
-from fastness.wire.queues import LeasedMessages, MessageLease, NewMessage, QueuePolicy, QueueStats, Receipt
+from fastness.plane.executor import execute
+from fastness.wire.queues import (
+    LeasedMessages,
+    MessageLease,
+    NewMessage,
+    QueuePolicy,
+    QueueStats,
+    Receipt,
+    SetQueuePolicy,
+)
 
 JOBS = QueueKey("main", "jobs")
 DEAD = QueueKey("main", "jobs.dlq")
@@ -64,7 +73,8 @@ def process_due(database: Database, queue: QueueKey = JOBS) -> int:
 
 
 def set_policy(database: Database, queue: QueueKey = JOBS, **options: Any) -> QueuePolicy:
-    return database.transact(queues.set_policy, queue, QueuePolicy(**options))
+    policy: QueuePolicy = database.transact(execute, SetQueuePolicy(queue.name, QueuePolicy(**options), queue.universe))
+    return policy
 
 
 def stats(database: Database, queue: QueueKey = JOBS) -> QueueStats:

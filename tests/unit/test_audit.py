@@ -9,7 +9,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, get_args, get_origin
+from typing import Any, Union, get_args, get_origin
 
 import msgspec
 import pytest
@@ -51,6 +51,7 @@ from fastness.wire.queues import (
 )
 from fastness.wire.sqs import CreateSqsQueue, StartMoveTask
 from tests.support.failures import Failures
+from tests.support.request_values import unannotated
 
 AUDITED = [kind for kind in REQUESTS if kind.operation.audited]
 SECRET = "s3cr3t"
@@ -63,8 +64,9 @@ def entry(action: str = "queue:purge", actor: str = "ada", universe: str | None 
 
 def sample(kind: Any, text: str) -> Any:
     """A value of a type in which all texts and bytes are `text`."""
+    kind = unannotated(kind)
     options = get_args(kind)
-    if get_origin(kind) is UnionType:
+    if get_origin(kind) in (UnionType, Union):
         return sample(next(each for each in options if each is not NoneType), text)
     if get_origin(kind) is list:
         return [sample(options[0], text)]
@@ -133,7 +135,7 @@ def test_a_page_reads_a_bounded_number_of_entries(monkeypatch: pytest.MonkeyPatc
 
 def test_invalid_pages_are_refused() -> None:
     with MemoryDatabase() as database:
-        for bad in (ReadAudit(after="x"), ReadAudit(after="1-" + "0" * 60), ReadAudit(since_ms=-1)):
+        for bad in (ReadAudit(after="x"), ReadAudit(after="1-" + "0" * 60)):
             with pytest.raises(InvalidArgument):
                 database.read(layer.page, bad)
 

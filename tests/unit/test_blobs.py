@@ -156,16 +156,6 @@ async def test_the_async_store_reads_a_part(database: Database, objects: ObjectS
     assert b"".join([part async for part in await store.open("main", hash, 9, 20_000)]) == LARGE[9:20_009]
 
 
-def test_an_invalid_range_is_refused(store: BlobStore) -> None:
-    failures = Failures()
-    for start, length in [(-1, None), (-1, 5), (0, -1)]:
-        with failures.of((start, length)):
-            hash = store.put("main", LARGE).hash
-            with pytest.raises(InvalidArgument, match="at least 0"):
-                store.open("main", hash, start, length)
-    failures.check()
-
-
 def test_only_the_requested_part_of_a_large_blob_is_read(
     store: BlobStore, objects: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -811,7 +811,7 @@ def test_a_universe_is_given_a_policy_for_sends(cli: Cli) -> None:
     assert policy("--sends-to", "shop, main") == {"sends_to": ["main", "shop"], "accepts_from": []}
     assert policy("--accepts-from", "*") == {"sends_to": ["main", "shop"], "accepts_from": ["*"]}
     assert policy("--sends-to", "none") == policy() == {"sends_to": [], "accepts_from": ["*"]}
-    assert "Invalid universe name" in cli("world", "policy", "--sends-to", "a,,b", code=2).stderr
+    assert "Invalid sends_to[1] name" in cli("world", "policy", "--sends-to", "a,,b", code=2).stderr
 
 
 def test_queues_are_paused_purged_and_given_a_policy(cli: Cli) -> None:

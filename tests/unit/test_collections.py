@@ -31,7 +31,6 @@ from fastness.errors import (
     InvalidArgument,
     InvalidKey,
     InvalidName,
-    InvalidValue,
     KeyTooLarge,
     ValueTooLarge,
     VersionConflict,
@@ -506,19 +505,6 @@ def test_a_scan_over_expired_rows_is_bounded(clock: ManualClock, monkeypatch: py
         page = rows.scan("p", (), after=("last",))
         assert page == RowPage([], (COLLECTION_SCAN_FIRST - 1,))
         assert keys(rows.scan("p", after=page.next)) == [(999,)]
-
-
-def test_values_and_keys_of_other_types_are_refused_by_the_layer(database: Database) -> None:
-    for error, change in (
-        (InvalidValue, PutRow("p", ("a",), bytearray(b"x"))),  # type: ignore[arg-type]
-        (InvalidKey, PutRow("p", 7, b"")),  # type: ignore[arg-type]
-        (InvalidKey, PutRow(b"p", (7,), b"")),  # type: ignore[arg-type]
-        (InvalidArgument, PutRow("p", (7,), b"", if_version=True)),
-        (InvalidArgument, PutRow("p", (7,), b"", ttl_seconds="1")),  # type: ignore[arg-type]
-    ):
-        with pytest.raises(error):
-            database.transact(collections.commit, "main", "notes", [change])
-    assert database.transact(collections.commit, "main", "notes", [PutRow("p", ["a"], b"")]) == [1]  # type: ignore[arg-type]
 
 
 def test_only_deletions_are_accepted_when_the_disk_is_nearly_full(clock: ManualClock) -> None:

@@ -24,6 +24,7 @@ from fastness.wire.problems import Problem
 from fastness.wire.queues import ReceiveMessages
 from fastness.wire.requests import Request
 from fastness.wire.states import GetState
+from fastness.wire.worlds import AppendEntries
 
 LOG = logging.getLogger("fastness.test")
 
@@ -184,11 +185,11 @@ class Connection:
 async def test_batches_of_a_stream_have_ids(context: ServerContext, logged: Collector) -> None:
     connection = Connection(context, x_correlation_id="c-1")
     assert await connection.handshake() == "c-1"
-    connection.send([Call(7, GetState("no key!")), Call(8, GetState("k"))])
+    connection.send([Call(7, AppendEntries("missing", [b"\x01"], 0)), Call(8, GetState("k"))])
     problems = await connection.problems(2)
     assert problems[7] is not None
-    assert (problems[7].code, problems[7].correlation_id) == ("invalid_name", "c-1/7-8")
-    connection.send([Call(9, GetState("no key!"))])
+    assert (problems[7].code, problems[7].correlation_id) == ("world_not_found", "c-1/7-8")
+    connection.send([Call(9, AppendEntries("missing", [b"\x01"], 0))])
     [problem] = (await connection.problems(1)).values()
     assert problem is not None
     assert problem.correlation_id == "c-1/9"

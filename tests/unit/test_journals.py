@@ -93,12 +93,6 @@ def test_a_read_returns_existing_records(database: Database, world: World) -> No
         assert database.read(read, world, start, 10) == []
 
 
-def test_a_read_has_bounds(database: Database, world: World) -> None:
-    for start, limit in ((-1, 1), (0, 0), (0, -1), (0, 10_001)):
-        with pytest.raises(InvalidArgument, match="starts at 0 or later and takes 1 to 10000"):
-            database.read(journals.read_hot, world, start, limit)
-
-
 def test_a_transaction_reads_what_it_appended(database: Database, world: World) -> None:
     def work(tx: Transaction) -> list[tuple[int, bytes]]:
         first = journals.append(tx, world, [entry("a")], expected_head=0)

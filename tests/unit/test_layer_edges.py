@@ -18,7 +18,6 @@ from fastness.errors import (
     HeadAdvanced,
     InvalidArgument,
     InvalidKey,
-    InvalidValue,
     MissingEntry,
     NotAllowed,
     RunNotEnded,
@@ -71,7 +70,6 @@ from fastness.limits import (
     BLOB_NAMED_MAX,
     DELAY_SECONDS_MAX,
     KEY_BYTES_MAX,
-    NAMES_CACHED_MAX,
     PAGE_ITEMS,
 )
 from fastness.runtime.locks.table import LockTable
@@ -244,13 +242,6 @@ def test_a_page_token_is_not_longer_than_a_key() -> None:
         page_tokens.key_after(b"a", "00" * (KEY_BYTES_MAX + 1), b"a", b"b")
 
 
-def test_owners_that_are_known_to_be_valid_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {str(number) for number in range(NAMES_CACHED_MAX)}
-    monkeypatch.setattr(leases, "_known_owners", known)
-    leases.check_owner("one more")
-    assert known == {"one more"}
-
-
 # Mail, blobs, entities, tokens.
 
 
@@ -299,13 +290,6 @@ def test_a_token_that_was_removed_makes_no_tokens(database: Database) -> None:
 
 
 # Worlds.
-
-
-def test_what_is_no_inbox_item_is_refused(database: Database) -> None:
-    database.transact(worlds.create, ADA)
-    item: Any = {"command": "go"}
-    with pytest.raises(InvalidValue, match="dict is not an inbox item"):
-        database.transact(inboxes.enqueue, ADA, item)
 
 
 def test_records_below_the_first_hot_one_need_a_segment(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:

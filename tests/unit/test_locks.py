@@ -497,20 +497,9 @@ def test_a_full_line_refuses_more(
 def test_invalid_arguments_write_nothing(database: Database, caller: Callable[[str], Caller]) -> None:
     failures = Failures()
     uses: list[Callable[[Caller], object]] = [
-        lambda ada: locks.steps_of([], "X"),
-        lambda ada: locks.steps_of([ROW] * (LOCK_CLAIM_PATHS_MAX + 1), "X"),
         lambda ada: locks.steps_of([ROW], "Z"),
         lambda ada: locks.steps_of([("record_id", "task_1")], "X"),
         lambda ada: locks.steps_of([("row", "task/1")], "X"),
-        lambda ada: session_key(LockSession("short")),
-        lambda ada: session_key(LockSession("a" * 65)),
-        lambda ada: session_key(LockSession("a space in a long id")),
-        lambda ada: ada.acquire(ROW, claim=""),
-        lambda ada: ada.acquire(ROW, claim="a/b"),
-        lambda ada: ada.release(claim="c" * 65),
-        lambda ada: lock_records.checked_claim(7),
-        lambda ada: Caller(ada.database, "").acquire(ROW),
-        lambda ada: ada.database.read(locks.page, "main", after="", limit=0),
     ]
     for use in uses:
         with failures.of(use):

@@ -1,7 +1,6 @@
 """Receipts of sent mail, on every backend."""
 
 from importlib import import_module
-from typing import Any
 
 import pytest
 
@@ -177,8 +176,8 @@ def test_the_last_seen_receipt_is_stored_and_only_grows(database: Database) -> N
     assert len(receipts_of(database)) == 3
 
 
-@pytest.mark.parametrize("sequence", [-2, 3, 1 << 70, "1", None, 1.0])
-def test_an_unused_receipt_sequence_is_refused(database: Database, sequence: Any) -> None:
+@pytest.mark.parametrize("sequence", [-2, 3, 1 << 70])
+def test_an_unused_receipt_sequence_is_refused(database: Database, sequence: int) -> None:
     for _ in range(3):
         send(database)
     before = everything(database)
@@ -186,7 +185,4 @@ def test_an_unused_receipt_sequence_is_refused(database: Database, sequence: Any
         receipts_of(database, after=sequence)
     with pytest.raises(InvalidArgument, match="not a receipt's sequence"):
         database.transact(mailboxes.mark_receipts_seen, ADA, sequence)
-    for limit in (0, 10_001, "1"):
-        with pytest.raises(InvalidArgument, match="1 to 10000"):
-            receipts_of(database, limit=limit)
     assert everything(database) == before

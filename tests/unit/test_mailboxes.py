@@ -152,8 +152,7 @@ def test_reading_after_an_unused_sequence_is_refused(database: Database) -> None
     before = everything(database)
     failures = Failures()
     reads: list[Callable[..., Any]] = [deliver, peek]
-    wrong: list[Any] = [-2, 3, 1 << 62, 1 << 70, "0", None, 0.5, True]
-    for read, after in itertools.product(reads, wrong):
+    for read, after in itertools.product(reads, (-2, 3, 1 << 62, 1 << 70)):
         with failures.of((read, after)):
             with pytest.raises(InvalidArgument, match="not a mail's sequence"):
                 read(database, after=after)

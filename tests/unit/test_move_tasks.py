@@ -21,6 +21,7 @@ from fastness.layers.queues import QueueKey, WorkKey, work
 from fastness.layers.queues.work import SqsWorkAdded
 from fastness.plane import open_plane
 from fastness.plane.embedded import EmbeddedTransport
+from fastness.plane.executor import execute
 from fastness.plane.open import Options
 from fastness.testing.clock import ManualClock
 from fastness.wire.queues import NewMessage, PutMessages
@@ -63,7 +64,8 @@ def put_dead(database: Database, *bodies: bytes, queue: QueueKey = JOBS, **optio
 
 
 def start(database: Database, destination: str | None = None, per_second: int | None = None) -> MoveTask:
-    return database.transact(move_tasks.start, DEAD, destination=destination, per_second=per_second)
+    started: MoveTask = database.transact(execute, StartMoveTask(DEAD.name, destination, per_second))
+    return started
 
 
 def task(database: Database) -> MoveTask:

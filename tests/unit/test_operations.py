@@ -8,7 +8,7 @@ from functools import cache, reduce
 from operator import or_
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Any, Union, get_args, get_origin
 
 import msgspec
 import pytest
@@ -37,6 +37,7 @@ from fastness.wire.requests import Committed, Request, RequestWithoutTier
 from fastness.wire.type_checks import bounds_of
 from tests.support.depth import Depth
 from tests.support.failures import Failures
+from tests.support.request_values import right, unannotated
 
 
 def requests() -> Iterator[type[Request[Any]]]:
@@ -58,38 +59,31 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
     return st.fixed_dictionaries(fields).map(lambda values: kind(**values))
 
 
-TEXTS = ("a", "x-1", "B.2", "text/plain", "running", "active", "failure", "S", "0" * 64, f"{0:016x}-1")
-
-
 @cache
 def values_of(kind: Any) -> st.SearchStrategy[Any]:
-    """Values of a type, within its bounds."""
+    """Values of a type, within the bounds that a decoder checks."""
     bounds = bounds_of(kind)
-    if get_origin(kind) is Annotated:
-        kind = get_args(kind)[0]
-    least, most = bounds.get("minimum"), bounds.get("maximum")
-    if kind is int:  # msgpack carries 64 bits.
-        return st.integers(-(2**63) if least is None else least, 2**64 - 1 if most is None else most)
-    if kind is float:
-        return st.floats(least, most, allow_nan=False)  # NaN would not equal itself.
-    if kind is str and "pattern" in bounds:
-        return st.sampled_from([text for text in TEXTS if re.search(bounds["pattern"], text)])
-    if kind is str:
-        return st.text(min_size=bounds.get("minLength", 0), max_size=bounds.get("maxLength"))
-    if get_origin(kind) is list or (get_origin(kind) is tuple and get_args(kind)[-1] is ...):
-        items = values_of(get_args(kind)[0])
-        return st.lists(items, min_size=bounds.get("minItems", 0), max_size=min(3, bounds.get("maxItems", 3))).map(
-            get_origin(kind)
-        )
-    if get_origin(kind) in (UnionType, Union):
-        return st.one_of([values_of(part) for part in get_args(kind)])
-    if get_origin(kind) is tuple:
-        return st.tuples(*map(values_of, get_args(kind)))
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        return instances(kind)
-    if get_origin(kind) is dict:
-        return st.dictionaries(*map(values_of, get_args(kind)), max_size=3)
-    return st.from_type(kind)
+    plain = unannotated(kind)
+    origin, args = get_origin(plain), get_args(plain)
+    if origin in (UnionType, Union):
+        return st.one_of([values_of(part) for part in args])
+    if plain is int:
+        most = (2**63 if bounds else 2**64) - 1  # What msgpack can carry.
+        return st.integers(bounds.get("minimum", -(2**63)), bounds.get("maximum", most))
+    if plain is float:  # NaN would not equal itself.
+        return st.floats(bounds.get("minimum"), bounds.get("maximum"), allow_nan=False)
+    if plain is str and bounds:
+        return st.just(right(kind))
+    if origin is list or (origin is tuple and args[-1] is ...):
+        least = bounds.get("minItems", 0)
+        return st.lists(
+            values_of(args[0]), min_size=least, max_size=min(least + 2, bounds.get("maxItems", least + 2))
+        ).map(origin)
+    if origin is tuple:
+        return st.tuples(*map(values_of, args))
+    if isinstance(plain, type) and issubclass(plain, msgspec.Struct):
+        return instances(plain)
+    return st.from_type(plain)
 
 
 def test_every_request_has_a_handler_and_is_in_the_catalog() -> None:

@@ -651,7 +651,7 @@ def test_only_an_ack_may_be_repeated(jobs: Queue) -> None:
     for settle in (given_back.nack, given_back.ack, given_back.reject, acked.nack):
         with pytest.raises(QueueMessageLeaseMismatch):
             settle()
-    with pytest.raises(InvalidArgument, match="a nack is a failure or a defer"):
+    with pytest.raises(InvalidArgument, match="give 'failure' or 'defer'"):
         acked.nack(intent="nonsense")
 
 

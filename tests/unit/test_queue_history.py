@@ -178,9 +178,9 @@ def test_invalid_policies_are_refused(database: Database, wrong: dict[str, Any])
 @IN_MEMORY
 def test_invalid_positions_are_refused(database: Database) -> None:
     set_policy(database, history="durable")
-    for options in ({"after": "x"}, {"after": "00"}, {"limit": 0}, {"limit": 1_001}):
+    for after in ("x", "00"):
         with pytest.raises(InvalidArgument):
-            database.read(queues.read_history, JOBS, **options)
+            database.read(queues.read_history, JOBS, after=after)
 
 
 def test_a_handle_reads_the_history_in_pages() -> None:

@@ -8,13 +8,15 @@ from fastness.errors import InvalidArgument
 from fastness.kv import Database
 from fastness.layers import queues
 from fastness.limits import SEARCH_ENTRIES
+from fastness.plane.executor import execute
 from fastness.testing.clock import ManualClock
 from fastness.wire.queues import FoundMessages, SearchMessages
-from tests.unit.queue_calls import JOBS, lease, lease_one, put, reject
+from tests.unit.queue_calls import lease, lease_one, put, reject
 
 
 def search(database: Database, **wanted: Any) -> FoundMessages:
-    return database.read(queues.search_messages, JOBS, SearchMessages("jobs", **wanted))
+    found: FoundMessages = database.read(execute, SearchMessages("jobs", **wanted))
+    return found
 
 
 def found(database: Database, **wanted: Any) -> list[str]:

@@ -8,16 +8,16 @@ from fastness.errors import BatchTooLarge, EmptyBatch, FastnessError, InvalidArg
 from fastness.kv import Database
 from fastness.layers import queues
 from fastness.plane.executor import execute
-from fastness.wire.queues import NewMessage, PutMessages
+from fastness.wire.queues import NewMessage, PutMessages, QueuePolicy, SetQueuePolicy
 from tests.support.failures import Failures
-from tests.unit.queue_calls import JOBS, everything, lease, lease_one, payloads, put, set_policy
+from tests.unit.queue_calls import JOBS, everything, lease, payloads, put
 
 
 def test_a_batch_has_1_to_256_messages(database: Database) -> None:
-    with pytest.raises(EmptyBatch, match="The batch is empty"):
-        database.transact(queues.put, JOBS, [])
+    with pytest.raises(EmptyBatch, match="The batch has no messages"):
+        database.transact(execute, PutMessages("jobs", []))
     with pytest.raises(BatchTooLarge, match="at most 256 messages, not 257"):
-        put(database, *[b""] * 257)
+        database.transact(execute, PutMessages("jobs", [NewMessage()] * 257))
     assert everything(database) == []
     assert len(put(database, *[b""] * 256)) == 256
 
@@ -39,7 +39,7 @@ def test_an_invalid_message_is_refused_with_its_batch(database: Database) -> Non
         before = everything(database)
         with failures.of(fields):
             with pytest.raises(error):
-                database.transact(queues.put, JOBS, [NewMessage(payload=b"fine"), NewMessage(**fields)])
+                database.transact(execute, PutMessages("jobs", [NewMessage(payload=b"fine"), NewMessage(**fields)]))
             assert everything(database) == before
     failures.check()
 
@@ -83,28 +83,24 @@ def test_a_message_with_a_field_that_cannot_be_encoded_is_refused(database: Data
 
 @pytest.mark.parametrize("backend", ["memory"])
 def test_a_policy_without_sense_or_of_wrong_types_is_refused(database: Database) -> None:
-    """Also in a transaction of its caller, where no request is checked."""
     wrong: dict[str, Any]
     for wrong in ({"dead_letter_queue": "jobs"}, {"paused": 1}, {"max_attempts": 2.5}, {"dead_letter_rule": "often"}):
         with pytest.raises(InvalidArgument):
-            set_policy(database, **wrong)
+            database.transact(execute, SetQueuePolicy("jobs", QueuePolicy(**wrong)))
         assert everything(database) == [], wrong
 
 
 @pytest.mark.parametrize("backend", ["memory"])
 def test_a_queue_name_leaves_space_for_the_dead_letter_suffix(database: Database) -> None:
-    assert queues.queue_name("X" * 251) == "X" * 251
-    assert queues.queue_name("x" * 251 + ".dlq") == "x" * 251 + ".dlq"
+    for name in ("X" * 251, "x" * 251 + ".dlq"):
+        database.transact(execute, PutMessages(name, [NewMessage()]))
     with pytest.raises(InvalidArgument, match="at most 251 characters, not 252"):
-        queues.queue_name("x" * 252)
+        database.transact(execute, PutMessages("x" * 252, [NewMessage()]))
 
 
-def test_a_redrive_of_too_many_or_invalid_ids_is_refused(database: Database) -> None:
+def test_a_redrive_of_invalid_ids_is_refused(database: Database) -> None:
     put(database, b"a")
-    id = queues.format_id(lease_one(database).id)
     before = everything(database)
-    options: dict[str, Any]
-    for options in ({"limit": 0}, {"limit": 257}, {"ids": [id] * 257}, {"ids": ["nonsense"]}):
-        with pytest.raises(InvalidArgument):
-            database.transact(queues.redrive, JOBS, **options)
+    with pytest.raises(InvalidArgument):
+        database.transact(queues.redrive, JOBS, ids=["nonsense"])
     assert everything(database) == before

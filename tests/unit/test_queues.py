@@ -20,12 +20,14 @@ from fastness.kv import Database, Transaction
 from fastness.layers import queues
 from fastness.layers.idempotency import KeyedCall
 from fastness.layers.queues import Prefetched, QueueKey, StoredMessage, expiry
+from fastness.plane.executor import execute
 from fastness.testing.clock import START_MS, ManualClock
 from fastness.tiers import Tier
 from fastness.wire.deliveries import delivery_at, delivery_of
 from fastness.wire.queues import (
     Deliveries,
     Delivery,
+    ExtendMessages,
     Failure,
     LeasedMessage,
     LeasedMessages,
@@ -543,9 +545,9 @@ def test_a_lease_cannot_be_extended_by_zero(database: Database, clock: ManualClo
     put(database, b"a")
     message = lease_one(database)
     before = everything(database)
-    for by_ms in (0, -1):
+    for seconds in (0.0, -1.0):
         with pytest.raises(InvalidArgument, match="nack it"):
-            extend(database, message, by_ms)
+            database.transact(execute, ExtendMessages("jobs", [proof(message)], seconds))
     assert everything(database) == before
     clock.advance_ms(30_000)
     assert lease_one(database).fence == 2

@@ -25,7 +25,7 @@ from fastness.wire.health_checks import RunCheckups
 from fastness.wire.hosting import ClaimWorlds
 from fastness.wire.ingress import Push, PushMany
 from fastness.wire.mail import SeeReceipts
-from fastness.wire.queues import AckMessages, PurgeQueue, SurveyQueues
+from fastness.wire.queues import AckMessages, CheckMessages, MessageLease, PurgeQueue, SurveyQueues
 from fastness.wire.requests import Request
 from fastness.wire.worlds import CommitSnapshot, CompactWorld
 from tests.support.failures import Failures
@@ -117,7 +117,11 @@ def check_repetition(populated: PopulatedPlane, kind: type[Request[Any]]) -> Non
 def changed(request: Request[Any]) -> Request[Any]:
     if isinstance(request, LogRecords):  # Remembered in memory, apart from all others.
         return LogRecords("s", [b'{"n":2}'])
-    return PurgeQueue("jobs") if isinstance(request, CommitAtomic) else CommitAtomic([])
+    return (
+        PurgeQueue("jobs")
+        if isinstance(request, CommitAtomic)
+        else CommitAtomic([CheckMessages("jobs", [MessageLease("0" * 32, "a", 1)])])
+    )
 
 
 # Operations without keys.

@@ -302,7 +302,7 @@ def test_naming_a_blob_removes_its_mark_and_needs_its_record(
 
 
 def test_a_negative_grace_period_is_refused(plane: Plane) -> None:
-    with pytest.raises(InvalidArgument, match="grace period"):
+    with pytest.raises(InvalidArgument, match="grace_seconds is -1; give a number from 0 to 31,536,000"):
         plane.gc(grace_seconds=-1)
 
 

@@ -102,7 +102,7 @@ def test_queues_are_found_by_a_part_of_their_names(plane: Plane, monkeypatch: py
                 assert len(page.queues) <= limit
             assert found == [name for name in names if text.lower() in name.lower()]
             assert pages <= 1 + len(found) // limit + len(names) // 10
-    with pytest.raises(InvalidArgument, match="256 characters"):
+    with pytest.raises(InvalidArgument, match="0 to 255 characters"):
         plane.survey_queues(text="x" * 256)
 
 

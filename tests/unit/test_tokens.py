@@ -87,6 +87,7 @@ from fastness.wire.sqs import (
 )
 from fastness.wire.states import UpdateState
 from fastness.wire.tokens import CreateToken, ListTokens, NewToken, RevokeToken, ShowOwnToken, split_token, token_text
+from fastness.wire.type_checks import check_types
 from fastness.wire.worlds import CheckRestore, GetBaseline
 from tests.support.failures import Failures
 
@@ -1010,7 +1011,7 @@ async def test_secret_of_an_access_key_is_not_shown(server: TokenServer) -> None
     assert "ssss" not in detail_of(request)
     assert "sqs_secret" in detail_of(request), "the audit log tells that an access key was made"
     with pytest.raises(InvalidArgument, match="create a random one") as caught:
-        CreateToken("x", ["main"], ["queue:put"], "0" * 64, sqs_secret="secret!").check()
+        check_types(CreateToken("x", ["main"], ["queue:put"], "0" * 64, sqs_secret="secret!"))
     assert "secret!" not in str(caught.value)
     made = await server.token(sqs=True)
     assert made.info.access_key_id == f"FN{made.info.id.upper()}"

@@ -11,7 +11,7 @@ from fastness.cli import connect, printing
 from fastness.cli.commands import LeafCommand
 from fastness.cli.durations import SECONDS
 from fastness.errors import NotAllowed
-from fastness.limits import AUDIT_LISTED_MAX
+from fastness.limits import AUDIT_LISTED_MAX, READ_ENTRIES_MAX
 from fastness.wire.audit import AuditEntry, AuditPage
 
 _COLUMNS: Final = ("at", "actor", "from", "action", "target", "outcome", "count", "detail")
@@ -30,7 +30,10 @@ _COLUMNS: Final = ("at", "actor", "from", "action", "target", "outcome", "count"
 @click.option("--actor", default="", help="Show entries of this token (name or id) or user@host.")
 @click.option("--action", default="", help="Show entries with this verb, such as queue:purge or queue:*.")
 @click.option(
-    "--limit", type=click.IntRange(1, 10_000), default=100, help="The maximum number of results.  [default: 100]"
+    "--limit",
+    type=click.IntRange(1, READ_ENTRIES_MAX),
+    default=100,
+    help="The maximum number of results.  [default: 100]",
 )
 def audit(of_plane: bool, since: float | None, actor: str, action: str, limit: int) -> None:
     """The newest entries are first. A server records the calls that change how a plane works or delete data, such as

@@ -15,6 +15,7 @@ from fastness.errors import Conflict, FastnessError
 from fastness.handles.messages import AsyncMessage
 from fastness.handles.plane import AsyncPlane
 from fastness.handles.queues import AsyncQueue
+from fastness.limits import BENCH_CALLERS_MAX, VALUE_BYTES_MAX
 from fastness.plane import Options, open_plane_async
 from fastness.tiers import Tier
 from fastness.wire.queues import QueuePolicy
@@ -30,12 +31,16 @@ _COLUMNS: Final = ("step", "count", "rate_per_second", "p50_ms", "p99_ms", "max_
     "--messages", type=click.IntRange(1, 10_000_000), default=5_000, show_default=True, help="The number of messages."
 )
 @click.option(
-    "--callers", type=click.IntRange(1, 1_000), default=64, show_default=True, help="The number of concurrent callers."
+    "--callers",
+    type=click.IntRange(1, BENCH_CALLERS_MAX),
+    default=64,
+    show_default=True,
+    help="The number of concurrent callers.",
 )
 @click.option(
     "--bytes",
     "size",
-    type=click.IntRange(0, 1_048_576),
+    type=click.IntRange(0, VALUE_BYTES_MAX),
     default=256,
     show_default=True,
     help="The size of each payload.",

@@ -16,6 +16,7 @@ from fastness.cli.modules import load_module
 from fastness.errors import InvalidArgument
 from fastness.hosts.apps import DEFAULT_HOST_APP, HostApp
 from fastness.hosts.threads import Host
+from fastness.limits import EFFECT_ATTEMPTS_MAX, HOST_CONCURRENCY_MAX
 
 _PATIENCE_SECONDS: Final = 30.0  # A host outlives a restart of its server.
 
@@ -31,14 +32,14 @@ _PATIENCE_SECONDS: Final = 30.0  # A host outlives a restart of its server.
 @click.argument("module", metavar="MODULE[:APP]")
 @click.option(
     "--concurrency",
-    type=click.IntRange(1, 10_000),
+    type=click.IntRange(1, HOST_CONCURRENCY_MAX),
     default=64,
     show_default=True,
     help="How many turns run at a time.",
 )
 @click.option(
     "--effect-concurrency",
-    type=click.IntRange(1, 10_000),
+    type=click.IntRange(1, HOST_CONCURRENCY_MAX),
     default=16,
     show_default=True,
     help="How many adapters run at a time.",
@@ -58,7 +59,11 @@ _PATIENCE_SECONDS: Final = 30.0  # A host outlives a restart of its server.
     help="What becomes of an item that a program fails to handle: it is set aside, or its world is stopped.",
 )
 @click.option(
-    "--max-attempts", type=click.IntRange(1, 1_000), default=5, show_default=True, help="After how many attempts."
+    "--max-attempts",
+    type=click.IntRange(1, EFFECT_ATTEMPTS_MAX),
+    default=5,
+    show_default=True,
+    help="After how many attempts.",
 )
 @click.option(
     "--drain-seconds",

@@ -11,6 +11,7 @@ from fastness.cli.commands import CommandGroup
 from fastness.cli.durations import SECONDS
 from fastness.errors import InvalidArgument, NotFound
 from fastness.handles.sync.plane import Plane
+from fastness.limits import READ_ENTRIES_MAX
 from fastness.wire.permissions import SQS_VERBS
 from fastness.wire.tokens import TokenInfo
 
@@ -112,7 +113,7 @@ def create(
 
 @token.command("list")
 @click.option("--after", default="", help="Start after this id.")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=1_000, help="The maximum number of results.")
+@click.option("--limit", type=click.IntRange(1, READ_ENTRIES_MAX), default=1_000, help="The maximum number of results.")
 def list_(after: str, limit: int) -> None:
     """List the tokens, without their secrets."""
     with connect.open_plane() as plane:

@@ -27,6 +27,7 @@ from fastness.limits import (
     TOP_KEY_SECONDS,
     TOP_PAGE,
     TOP_REFRESH_SECONDS,
+    TOP_REFRESH_SECONDS_MAX,
     TOP_REFRESH_SECONDS_MIN,
     TOP_ROWS_MAX,
     TOP_WAITS_MAX,
@@ -93,7 +94,7 @@ class Overview(msgspec.Struct, frozen=True):
 )
 @click.option(
     "--interval",
-    type=click.FloatRange(TOP_REFRESH_SECONDS_MIN, 3_600),
+    type=click.FloatRange(TOP_REFRESH_SECONDS_MIN, TOP_REFRESH_SECONDS_MAX),
     default=TOP_REFRESH_SECONDS,
     show_default=True,
     help="Seconds between two samples.",

@@ -17,6 +17,7 @@ from fastness.cli.completion import Names, queues
 from fastness.cli.durations import SECONDS
 from fastness.cli.modules import load_module
 from fastness.errors import InvalidArgument
+from fastness.limits import WORKER_CONCURRENCY_MAX
 from fastness.tasks.app import DEFAULT_APP, TaskApp
 
 _PATIENCE_SECONDS: Final = 30.0  # A worker outlives a restart of its server.
@@ -33,7 +34,7 @@ _PATIENCE_SECONDS: Final = 30.0  # A worker outlives a restart of its server.
 @click.argument("module", metavar="MODULE[:APP]")
 @click.option(
     "--concurrency",
-    type=click.IntRange(1, 1_000),
+    type=click.IntRange(1, WORKER_CONCURRENCY_MAX),
     default=8,
     show_default=True,
     help="How many calls of each queue run at a time.",

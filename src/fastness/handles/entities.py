@@ -75,7 +75,7 @@ class AsyncEntities(AsyncHandle):
         With `best_effort`, its fields include the newest BEST_EFFORT values of the session logs, within a second of
         being written. An entity that has only such fields is then found, with version 0.
         """
-        request = GetEntity(*_key(kind, id), self._universe, best_effort, tier=tier)
+        request = GetEntity(kind, id, self._universe, best_effort, tier=tier)
         found = (await self._transport.call(request)).entity
         return None if found is None else _decoded(found)
 
@@ -84,7 +84,6 @@ class AsyncEntities(AsyncHandle):
 
         `best_effort` is that of `get`.
         """
-        kind = checked_name("entity kind", kind)
         found = await self._transport.call(ScanEntities(kind, after, limit, self._universe, best_effort))
         return [_decoded(each) for each in found.entities]
 
@@ -94,7 +93,7 @@ class AsyncEntities(AsyncHandle):
 
     async def history(self, kind: str, id: str, *, after: int = 0, limit: int = 100) -> list[EntityChange]:
         """At most `limit` changes after the version `after`, in order. The latest 1,000 are kept."""
-        changes = (await self._transport.call(ReadChanges(*_key(kind, id), after, limit, self._universe))).changes
+        changes = (await self._transport.call(ReadChanges(kind, id, after, limit, self._universe))).changes
         return [
             EntityChange(each.version, each.at_ms, each.durability, _values(each.fields), each.removed, each.deleted)
             for each in changes
@@ -115,7 +114,7 @@ class AsyncEntities(AsyncHandle):
             LockOrderViolation: waiting for the lock could deadlock with locks that the caller holds.
             Fenced: the caller is in a block of locks that it has lost; nothing was written.
         """
-        write = EntityWrite(*_key(kind, id), _encoded(fields))
+        write = EntityWrite(kind, id, _encoded(fields))
         return await self._transport.call(
             WriteEntities([write], [], session, self._universe, self._transport.lock_sessions.find_id(self._universe))
         )
@@ -138,7 +137,6 @@ class AsyncEntities(AsyncHandle):
         check_argument("attempts", attempts, int)
         if attempts < 1:
             raise refused("attempts", attempts, "a whole number of at least 1")
-        kind, id = _key(kind, id)
         while True:
             attempts -= 1
             found = await self._transport.call(GetEntity(kind, id, self._universe, tier=Tier.IMPORTANT))
@@ -160,8 +158,8 @@ class AsyncEntities(AsyncHandle):
             VersionConflict: it has another version.
         """
         lock_session = self._transport.lock_sessions.find_id(self._universe)
-        key, encoded = _key(kind, id), _encoded(fields)
-        request = PutEntity(*key, encoded, expected_version, session, self._universe, lock_session)
+        encoded = _encoded(fields)
+        request = PutEntity(kind, id, encoded, expected_version, session, self._universe, lock_session)
         return await self._transport.call(request)
 
     async def delete(self, kind: str, id: str, *, expected_version: int | None = None) -> bool:
@@ -171,7 +169,7 @@ class AsyncEntities(AsyncHandle):
             VersionConflict: it does not have the expected version.
         """
         lock_session = self._transport.lock_sessions.find_id(self._universe)
-        request = DeleteEntity(*_key(kind, id), expected_version, self._universe, lock_session)
+        request = DeleteEntity(kind, id, expected_version, self._universe, lock_session)
         written = await self._transport.call(request)
         return written.versions[0] is not None
 

@@ -19,10 +19,7 @@ import msgspec
 from fastness.errors import (
     AnswerTooLarge,
     BatchTooLarge,
-    EmptyBatch,
-    InvalidArgument,
     InvalidKey,
-    InvalidValue,
     KeyTooLarge,
     ValueTooLarge,
     VersionConflict,
@@ -30,7 +27,6 @@ from fastness.errors import (
 from fastness.kv import Subspace, Transaction
 from fastness.kv.keys import pack, prefix_range, unpack
 from fastness.limits import (
-    COLLECTION_CHANGES_MAX,
     COLLECTION_COMMIT_BYTES_MAX,
     COLLECTION_EXPIRED_BATCH,
     COLLECTION_KEY_BYTES_MAX,
@@ -43,7 +39,6 @@ from fastness.limits import (
     COLLECTION_SCAN_FIRST,
     COLLECTION_SCANNED_MAX,
     COLLECTION_SWEPT_MAX,
-    COLLECTION_TTL_SECONDS_MAX,
     COLLECTION_VALUE_BYTES_MAX,
     WRITE_COST_BYTES,
 )
@@ -99,10 +94,6 @@ def commit(tx: Transaction, universe: str, collection: str, changes: Sequence[Ro
         InvalidKey, InvalidValue, InvalidArgument, KeyTooLarge, ValueTooLarge: a change is not valid.
         EmptyBatch, BatchTooLarge: there are no changes, or more than one commit may have.
     """
-    if not changes:
-        raise EmptyBatch("The commit has no changes; add at least one")
-    if len(changes) > COLLECTION_CHANGES_MAX:
-        raise BatchTooLarge(f"A commit has at most {COLLECTION_CHANGES_MAX} changes, not {len(changes)}; split it")
     found = [_checked(universe, collection, change) for change in changes]
     size = sum([len(key) + WRITE_COST_BYTES + _value_bytes(change) for change, _, key in found])
     if size > COLLECTION_COMMIT_BYTES_MAX:
@@ -126,8 +117,6 @@ def get(tx: Transaction, universe: str, collection: str, partition: str, keys: S
         InvalidKey, KeyTooLarge, BatchTooLarge: a key is not valid, or there are too many.
         AnswerTooLarge: the rows have too many bytes for one answer.
     """
-    if len(keys) > COLLECTION_ROWS_MAX:
-        raise BatchTooLarge(f"At most {COLLECTION_ROWS_MAX} rows are read at a time, not {len(keys)}; split the list")
     prefixes = partition_of(universe, collection, partition)
     packed = [prefixes.rows + _packed(prefixes, key) for key in keys]
     if tx.writer and len(packed) > 1:
@@ -170,14 +159,8 @@ def watched_keys(universe: str, collection: str, known: Sequence[KnownRow]) -> l
     Raises:
         InvalidKey, KeyTooLarge, EmptyBatch, BatchTooLarge: a key is not valid, or there are none or too many.
     """
-    if not known:
-        raise EmptyBatch("There is no row to wait for; give at least one")
-    if len(known) > COLLECTION_ROWS_MAX:
-        raise BatchTooLarge(f"A call waits for at most {COLLECTION_ROWS_MAX} rows, not {len(known)}; split the list")
     keys: list[bytes] = []
     for each in known:
-        if each.version.__class__ is not int or each.version < 0:
-            raise InvalidArgument(f"version is {each.version}; give the version that you know, or 0 if you know none")
         partition = partition_of(universe, collection, each.partition)
         keys.append(partition.rows + _packed(partition, each.key))
     return keys
@@ -190,8 +173,6 @@ def scan(tx: Transaction, request: ScanRows) -> RowPage:
         InvalidKey, KeyTooLarge, InvalidArgument: a key or the limit is not valid.
     """
     after, before, limit, reverse = request.after, request.before, request.limit, request.reverse
-    if limit.__class__ is not int or not 0 < limit <= COLLECTION_ROWS_MAX:
-        raise InvalidArgument(f"limit is {limit}; a page has 1 to {COLLECTION_ROWS_MAX} rows")
     prefixes = partition_of(request.universe, request.collection, request.partition)
     begin = prefixes.rows + _packed(prefixes, request.prefix, shortest=0)
     end = begin + b"\xff"
@@ -233,8 +214,6 @@ def partitions(
     Raises:
         InvalidKey, InvalidArgument: the prefix or the limit is not valid.
     """
-    if limit.__class__ is not int or not 0 < limit <= COLLECTION_ROWS_MAX:
-        raise InvalidArgument(f"limit is {limit}; a page has 1 to {COLLECTION_ROWS_MAX} partitions")
     area = Subspace("u", universe, AREA)
     begin, end = prefix_range(area.key(f"{collection}\0{_checked_text('prefix', prefix)}")[:-1])
     if after:
@@ -255,8 +234,6 @@ def names(tx: Transaction, universe: str, *, after: str = "", limit: int = 100) 
     Raises:
         InvalidArgument: the limit is not valid.
     """
-    if limit.__class__ is not int or not 0 < limit <= COLLECTION_ROWS_MAX:
-        raise InvalidArgument(f"limit is {limit}; a page has 1 to {COLLECTION_ROWS_MAX} names")
     area = Subspace("u", universe, AREA)
     begin, end = area.range()
     if after:
@@ -323,21 +300,11 @@ def _checked(universe: str, collection: str, change: RowChange) -> tuple[RowChan
     partition = partition_of(universe, collection, change.partition)
     if isinstance(change, DeleteRows):
         return change, partition, _packed(partition, change.prefix, shortest=0)
-    if change.if_version is not None and (change.if_version.__class__ is not int or change.if_version < 0):
-        raise InvalidArgument(f"if_version is {change.if_version}; give a version, or 0 if the row must not exist")
-    if isinstance(change, PutRow):
-        if change.value.__class__ is not bytes:
-            raise InvalidValue(f"A value must be bytes, not {type(change.value).__name__}; encode it first")
-        if len(change.value) > COLLECTION_VALUE_BYTES_MAX:
-            raise ValueTooLarge(
-                f"A row has at most {COLLECTION_VALUE_BYTES_MAX} bytes, not {len(change.value)}; store the rest as a "
-                "blob, and its hash in the row"
-            )
-        ttl = change.ttl_seconds
-        if ttl is not None and (ttl.__class__ not in (int, float) or not 0 < ttl <= COLLECTION_TTL_SECONDS_MAX):
-            raise InvalidArgument(
-                f"ttl_seconds is {ttl}; give more than 0 and at most {COLLECTION_TTL_SECONDS_MAX}, or None"
-            )
+    if isinstance(change, PutRow) and len(change.value) > COLLECTION_VALUE_BYTES_MAX:
+        raise ValueTooLarge(
+            f"A row has at most {COLLECTION_VALUE_BYTES_MAX} bytes, not {len(change.value)}; store the rest as a "
+            "blob, and its hash in the row"
+        )
     return change, partition, _packed(partition, change.key)
 
 

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from fastness.errors import InvalidArgument, InvalidName, ValueTooLarge, VersionConflict
+from fastness.errors import InvalidName, ValueTooLarge, VersionConflict
 from fastness.kv import Subspace, Transaction
 from fastness.layers.worlds import first_elements
 from fastness.limits import (
@@ -23,7 +23,6 @@ from fastness.limits import (
     ENTITY_HISTORY_VERSIONS,
     KIND_SAMPLE,
     READ_ENTRIES_MAX,
-    SUMMARY_LIST_MAX,
 )
 from fastness.tiers import Tier
 from fastness.wire.entities import Change, EntityRecord, Fields
@@ -126,7 +125,6 @@ def delete(tx: Transaction, key: EntityKey, *, expected_version: int | None = No
 
 def scan(tx: Transaction, universe: str, kind: str, *, after: str, limit: int) -> list[EntityRecord]:
     """At most `limit` entities of a kind after the id `after`, ordered by id."""
-    _check_page(limit)
     subspace = _subspace(universe, kind)
     begin, end = subspace.range()
     if after:
@@ -144,8 +142,6 @@ def scan(tx: Transaction, universe: str, kind: str, *, after: str, limit: int) -
 
 def kinds(tx: Transaction, universe: str, *, after: str, limit: int) -> list[tuple[str, list[str]]]:
     """At most `limit` kinds after `after`, in order, each with the field names of its first entities."""
-    if not 0 < limit <= SUMMARY_LIST_MAX:
-        raise InvalidArgument(f"A page has 1 to {SUMMARY_LIST_MAX} kinds, not {limit}")
     found = []
     for kind in first_elements(tx, Subspace("u", universe, "entities"), after, limit):
         sample = tx.scan(*_subspace(universe, kind).range(), limit=KIND_SAMPLE)
@@ -155,7 +151,6 @@ def kinds(tx: Transaction, universe: str, *, after: str, limit: int) -> list[tup
 
 def history(tx: Transaction, key: EntityKey, *, after: int, limit: int) -> list[Change]:
     """At most `limit` changes after the version `after`, in order. Only the latest changes are kept."""
-    _check_page(limit)
     subspace = _history(key)
     _, end = subspace.range()
     pairs = tx.scan(subspace.key(max(after, 0) + 1), end, limit=limit)
@@ -219,11 +214,6 @@ def check_field(name: object) -> None:
     """
     if not isinstance(name, str) or not _FIELD.match(name):
         raise InvalidName(f"{name!r} is not a field name; use 1 to 128 of A-Z, a-z, 0-9, '.', '_' and '-'")
-
-
-def _check_page(limit: int) -> None:
-    if not 0 < limit <= READ_ENTRIES_MAX:
-        raise InvalidArgument(f"limit is {limit}; one page has 1 to {READ_ENTRIES_MAX} entries")
 
 
 @lru_cache(maxsize=4_096)

@@ -5,12 +5,10 @@ from typing import NamedTuple
 
 import cbor2
 
-from fastness.errors import BatchTooLarge, EmptyBatch
+from fastness.errors import EmptyBatch
 from fastness.kv import Event, Transaction
 from fastness.layers import entities
 from fastness.layers.entities import EntityKey
-from fastness.limits import ENTITY_WRITES_MAX
-from fastness.names import checked_name
 from fastness.tiers import Tier, TierPolicy
 from fastness.wire.entities import EntityWrite, SeenEntity
 
@@ -72,17 +70,11 @@ def tiered_writes(policy: TierPolicy, universe: str, writes: Sequence[EntityWrit
     """The writes of a transaction, each split by tier.
 
     Raises:
-        EmptyBatch, BatchTooLarge: there are none, or more than one transaction allows.
+        EmptyBatch: they set and remove nothing.
     """
-    if not writes:
-        raise EmptyBatch("The transaction has no writes; pass at least one")
-    if len(writes) > ENTITY_WRITES_MAX:
-        raise BatchTooLarge(f"A transaction changes at most {ENTITY_WRITES_MAX} entities, not {len(writes)}; split it")
     if not any(write.fields or write.removed for write in writes):
         raise EmptyBatch("The writes set and remove nothing; name at least one field")
-    return [
-        tiered_write(policy, entity_key(universe, each.kind, each.id), each.fields, each.removed) for each in writes
-    ]
+    return [tiered_write(policy, EntityKey(universe, each.kind, each.id), each.fields, each.removed) for each in writes]
 
 
 def write(
@@ -93,10 +85,8 @@ def write(
     Raises:
         VersionConflict: one of `seen` has another version by now.
     """
-    if len(seen) > ENTITY_WRITES_MAX:
-        raise BatchTooLarge(f"A transaction checks at most {ENTITY_WRITES_MAX} versions, not {len(seen)}; split it")
     for each in seen:
-        entities.require_version(tx, entity_key(universe, each.kind, each.id), each.version, each.stamp)
+        entities.require_version(tx, EntityKey(universe, each.kind, each.id), each.version, each.stamp)
     return [
         entities.write(tx, part.key, part.durable, part.removed, tier=tier) if part.durable or part.removed else None
         for part in parts
@@ -122,8 +112,3 @@ def best_effort_record(part: TieredWrite) -> dict[str, object]:
     fields = {field: cbor2.loads(value) for field, value in part.best_effort.items()}
     record: dict[str, object] = {"kind": part.key.kind, "id": part.key.id, "fields": fields}
     return record if not part.best_effort_removed else record | {"removed": list(part.best_effort_removed)}
-
-
-def entity_key(universe: str, kind: str, id: str) -> EntityKey:
-    """The key of an entity, from unchecked names."""
-    return EntityKey(universe, checked_name("entity kind", kind), checked_name("entity", id))

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from fastness.errors import BatchTooLarge, EmptyBatch, HeadAdvanced, InvalidArgument, MissingEntry
+from fastness.errors import BatchTooLarge, EmptyBatch, HeadAdvanced, MissingEntry
 from fastness.kv import Subspace, Transaction, pack
 from fastness.layers import worlds
 from fastness.layers.worlds import World, describe, require_active, subspace
-from fastness.limits import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, READ_ENTRIES_MAX
+from fastness.limits import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX
 
 _HEIGHT_BYTES: Final = 8
 
@@ -113,10 +113,6 @@ def read_hot(tx: Transaction, world: World, start: int, limit: int) -> list[tupl
     Raises:
         MissingEntry: a record below the head is missing.
     """
-    if start < 0 or not 0 < limit <= READ_ENTRIES_MAX:
-        raise InvalidArgument(
-            f"start is {start} and limit {limit}; a read starts at 0 or later and takes 1 to {READ_ENTRIES_MAX} records"
-        )
     end = min(start + limit, head(tx, world))
     if start >= end:
         describe(tx, world)  # Raises if the world does not exist.

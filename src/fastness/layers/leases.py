@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from fastness.errors import FencingMismatch, InvalidArgument, LeaseConflict, LeaseExpired, LeaseHeld, TxnMismatch
+from fastness.errors import FencingMismatch, LeaseConflict, LeaseExpired, LeaseHeld, TxnMismatch
 from fastness.kv import Event, Subspace, Transaction, fence_floor
 from fastness.layers.idempotency import KeyedCall, delete_result, read_result, store_result, stored_result
-from fastness.limits import LOCK_LATE_MS_MAX, NAMES_CACHED_MAX, OWNER_BYTES_MAX, READ_ENTRIES_MAX
+from fastness.limits import LOCK_LATE_MS_MAX
 from fastness.wire.leases import Granted, LeaseProof
 
 
@@ -77,7 +77,6 @@ class _KeyedGrant(msgspec.Struct, frozen=True, array_like=True):
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Grant).decode
 _decode_keyed = msgspec.msgpack.Decoder(_KeyedGrant).decode
-_known_owners: set[object] = set()  # Owners that passed the check.
 
 
 def acquire(
@@ -91,7 +90,6 @@ def acquire(
     Raises:
         LeaseHeld: another owner's lease has not expired.
     """
-    check_owner(owner, txn_id)
     last, now_ms = last_grant(tx, lease), tx.now_ms
     fence = fence_floor.next_fence(tx, last_fence, 0 if last is None else last.fence)
     if last is None or not last.holds_at(now_ms):
@@ -264,8 +262,6 @@ def inspect(tx: Transaction, lease: LeaseKey) -> tuple[Grant | None, bool]:
 
 def page(tx: Transaction, universe: str, *, after: str, limit: int) -> list[tuple[str, Grant]]:
     """The latest grants of at most `limit` keys after `after`, in order."""
-    if not 0 < limit <= READ_ENTRIES_MAX:
-        raise InvalidArgument(f"limit is {limit}; one page has 1 to {READ_ENTRIES_MAX} leases")
     subspace = Subspace("u", universe, "leases")
     begin, end = subspace.range()
     pairs = tx.scan(subspace.key(after) + b"\x00" if after else begin, end, limit=limit)
@@ -293,27 +289,3 @@ def watch_prefix(lease: LeaseKey) -> bytes:
 
 def _key_of(proof: LeaseProof) -> LeaseKey:
     return LeaseKey(proof.universe, proof.key)
-
-
-def check_owner(owner: object, txn_id: object = None) -> None:
-    """Check the owner and the transaction id of a lease.
-
-    Raises:
-        InvalidArgument: one of them is not a short text.
-    """
-    if txn_id is None and owner in _known_owners:
-        return
-    for name, text in (("owner", owner), ("txn_id", "none" if txn_id is None else txn_id)):
-        if not isinstance(text, str) or not 0 < _byte_count(text) <= OWNER_BYTES_MAX:
-            raise InvalidArgument(f"{name} is {text!r}; pass text of 1 to {OWNER_BYTES_MAX} bytes")
-    if len(_known_owners) >= NAMES_CACHED_MAX:
-        _known_owners.clear()
-    _known_owners.add(str(owner))
-
-
-def _byte_count(text: str) -> int:
-    """The length in UTF-8; 0 for text with lone surrogates, which cannot be encoded."""
-    try:
-        return len(text.encode())
-    except UnicodeEncodeError:
-        return 0

@@ -11,7 +11,6 @@ A session is stored under its number, a hash of its id: who can read the key spa
 and line are adjacent, so an intent needs one scan.
 """
 
-import re
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
@@ -19,17 +18,13 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from fastness.errors import InvalidArgument
 from fastness.kv import Subspace, pack, unpack
-from fastness.limits import LOCK_KEYS_CACHED_MAX, LOCK_LATE_MS_MAX, LOCK_SESSION_ID_CHARACTERS_MAX
+from fastness.limits import LOCK_KEYS_CACHED_MAX, LOCK_LATE_MS_MAX
 from fastness.lock_rules import DATA_LEVELS, Grant, Key, Levels, Mode, Step
 from fastness.wire.locks import GrantedLock, GrantedLocks, LockSession
 
 LEVELS: Final = Levels(DATA_LEVELS, nested=True)
 INTENTS: Final = (Mode.INTENT_SHARED, Mode.INTENT_EXCLUSIVE)
-_SESSION_ID_CHARACTERS_MIN: Final = 16  # A shorter one could be guessed.
-_ID: Final = re.compile(rf"[A-Za-z0-9_-]{{{_SESSION_ID_CHARACTERS_MIN},{LOCK_SESSION_ID_CHARACTERS_MAX}}}\Z")
-_CLAIM: Final = re.compile(rf"[A-Za-z0-9_-]{{1,{LOCK_SESSION_ID_CHARACTERS_MAX}}}\Z")
 _NUMBER_BYTES: Final = 12
 _HELD: Final = pack(("a-held",))
 _LINE: Final = pack(("b-line",))
@@ -196,30 +191,8 @@ decode_place: Final = msgspec.msgpack.Decoder(Place).decode
 
 
 def session_key(session: LockSession) -> SessionKey:
-    """The key of a session.
-
-    Raises:
-        InvalidArgument: its id is not one.
-    """
-    if not _ID.match(session.id):
-        raise InvalidArgument(
-            f"The id of a lock session has {_SESSION_ID_CHARACTERS_MIN} to {LOCK_SESSION_ID_CHARACTERS_MAX} letters, "
-            "digits, - and _; make it from at least 16 random bytes, because it is a secret"
-        )
+    """The key of a session."""
     return SessionKey(session.universe, blake2b(session.id.encode(), digest_size=_NUMBER_BYTES).hexdigest())
-
-
-def checked_claim(claim: object) -> str:
-    """The id of a claim, unchanged.
-
-    Raises:
-        InvalidArgument: it is not one.
-    """
-    if not isinstance(claim, str) or not _CLAIM.match(claim):
-        raise InvalidArgument(
-            f"The id of a claim has 1 to {LOCK_SESSION_ID_CHARACTERS_MAX} letters, digits, - and _, not {claim!r:.100}"
-        )
-    return claim
 
 
 @lru_cache(maxsize=1_024)

@@ -40,14 +40,12 @@ from fastness.errors import (
     LockOrderViolation,
 )
 from fastness.kv import Transaction, pages
-from fastness.layers.leases import check_owner
 from fastness.layers.lock_records import (
     INTENTS,
     LEVELS,
     Claim,
     Session,
     SessionKey,
-    checked_claim,
     decode_session,
     encode,
     granted,
@@ -60,12 +58,10 @@ from fastness.layers.lock_records import (
 from fastness.layers.lock_transaction import LockTransaction, Waiting, is_locked
 from fastness.limits import (
     KEY_BYTES_MAX,
-    LOCK_CLAIM_PATHS_MAX,
     LOCK_LINE_MAX,
     LOCK_OBSTACLES_MAX,
     LOCK_SESSION_BYTES_MAX,
     LOCK_SESSION_LOCKS_MAX,
-    READ_ENTRIES_MAX,
 )
 from fastness.lock_rules import Key, Mode, Path, Step, find_violation, parse_mode
 from fastness.wire.locks import GrantedLocks, LockHolding, LockProof, LockSession, LockSessionInfo
@@ -84,10 +80,8 @@ def steps_of(paths: Sequence[Path], mode: Mode | str) -> list[Step]:
     """The locks to take for `paths`, in lock order, with intents.
 
     Raises:
-        InvalidArgument: a path or the mode is not one, or there are none or too many paths.
+        InvalidArgument: a path or the mode is not one.
     """
-    if not 0 < len(paths) <= LOCK_CLAIM_PATHS_MAX:
-        raise InvalidArgument(f"One call acquires 1 to {LOCK_CLAIM_PATHS_MAX} locks, not {len(paths)}")
     return LEVELS.steps_for_all(paths, parse_mode(mode))
 
 
@@ -116,13 +110,10 @@ def acquire(tx: Transaction, call: AcquireCall, *, may_wait: bool) -> GrantedLoc
         LeaseExpired: the session has ended, and `continues`.
         IdempotencyKeyReused: the session has a claim of this name for other locks, or in another mode.
         Busy: too many claims wait for the lock.
-        InvalidArgument: the id of the session, the claim or the owner is not one, or the session would hold too many
-            locks, or too long names of them.
+        InvalidArgument: the session would hold too many locks, or too long names of them.
         KeyTooLarge: the name of a lock is too long.
     """
     key = session_key(call.session)
-    checked_claim(call.claim)
-    check_owner(call.owner)
     part = tx if may_wait else tx.nested()  # A claim that may not wait writes nothing unless it is granted.
     locks = LockTransaction(part, key.universe)
     current = locks.live(key.number)
@@ -190,7 +181,6 @@ def release(tx: Transaction, session: LockSession, claim: str, *, attempt: str |
     With `attempt`, only if no later call has asked for the same claim.
     """
     key = session_key(session)
-    checked_claim(claim)
     locks = LockTransaction(tx, key.universe)
     current = locks.live(key.number)
     found = None if current is None else current.claims.get(claim)
@@ -314,8 +304,6 @@ def _find_obstacle(tx: Transaction, universe: str, key: Key, mode: Mode, own: Se
 
 def page(tx: Transaction, universe: str, *, after: str, limit: int) -> list[tuple[str, Session]]:
     """At most `limit` sessions after the number `after`, in order, with those that have expired."""
-    if not 0 < limit <= READ_ENTRIES_MAX:
-        raise InvalidArgument(f"limit is {limit}; one page has 1 to {READ_ENTRIES_MAX} sessions")
     subspace = sessions_subspace(universe)
     begin, end_ = subspace.range()
     pairs = tx.scan(subspace.key(after) + b"\x00" if after else begin, end_, limit=limit)

@@ -36,7 +36,8 @@ from fastness.layers.queues.by_id import WaitingMessage
 from fastness.layers.queues.counters import QueueTransaction, total_counters
 from fastness.layers.queues.work import SqsWorkAdded, tasks_of
 from fastness.layers.sqs_attributes import is_fifo
-from fastness.limits import MOVE_TASK_BATCH, MOVE_TASK_RATE_MAX, MOVE_TASK_SCAN, MOVE_TASKS_LISTED_MAX
+from fastness.limits import MOVE_TASK_BATCH, MOVE_TASK_SCAN, MOVE_TASKS_LISTED_MAX
+from fastness.names import checked_queue_name
 from fastness.wire.sqs import MoveStatus, MoveTask, MoveTasks
 from fastness.wire.stored_messages import StoredMessage, decode, format_id
 
@@ -70,13 +71,9 @@ def start(tx: Transaction, source: QueueKey, *, destination: str | None, per_sec
         MoveTaskRunning: another task moves its messages.
         InvalidArgument: the rate is out of range, or the queues are the same, or not of the same type.
     """
-    if per_second is not None and not 1 <= per_second <= MOVE_TASK_RATE_MAX:
-        raise InvalidArgument(
-            f"per_second is {per_second}; give 1 to {MOVE_TASK_RATE_MAX}, or leave it out for the highest rate"
-        )
     sqs.require(tx, source)
     if destination is not None:
-        target = QueueKey(source.universe, queues.queue_name(destination))
+        target = QueueKey(source.universe, destination)
         sqs.require(tx, target)
         if target == source:
             raise InvalidArgument(f"{source.name} is both source and destination; name another destination, or none")
@@ -111,8 +108,6 @@ def newest(tx: Transaction, source: QueueKey, *, limit: int) -> MoveTasks:
         QueueNotFound: it does not exist.
         InvalidArgument: `limit` is out of range.
     """
-    if not 1 <= limit <= MOVE_TASKS_LISTED_MAX:
-        raise InvalidArgument(f"limit is {limit}; give 1 to {MOVE_TASKS_LISTED_MAX}")
     sqs.require(tx, source)
     area = tasks_of(*source)
     pairs = tx.scan(*area.range(), limit=limit, reverse=True)
@@ -130,7 +125,7 @@ def cancel(tx: Transaction, universe: str, handle: str) -> MoveTask:
     """
     name, _, text = handle.partition("/")
     try:
-        source, id = QueueKey(universe, queues.queue_name(name)), uuid.UUID(hex=text).bytes
+        source, id = QueueKey(universe, checked_queue_name("queue", name)), uuid.UUID(hex=text).bytes
     except (ValueError, InvalidArgument, InvalidName):
         raise InvalidArgument("Value for parameter TaskHandle is invalid.") from None
     sqs.require(tx, source)

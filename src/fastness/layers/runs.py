@@ -25,20 +25,16 @@ from typing import Final
 import cbor2
 import msgspec
 
-from fastness.errors import InvalidArgument, InvalidName, PayloadTooLarge, RunEnded, RunExists, RunNotEnded, RunNotFound
+from fastness.errors import InvalidArgument, PayloadTooLarge, RunEnded, RunExists, RunNotEnded, RunNotFound
 from fastness.kv import Subspace, Transaction
 from fastness.layers import blobs, hosting, inboxes, journals, snapshots, timers, turns, worlds
 from fastness.layers.worlds import World, WorldState, subspace
 from fastness.limits import (
     RUN_ERROR_BYTES_MAX,
-    RUN_ID_BYTES_MAX,
-    RUN_REASON_BYTES_MAX,
     RUN_TIMERS_MAX,
     RUN_VALUE_BYTES_MAX,
-    RUNS_LISTED_MAX,
     RUNS_SCANNED_MAX,
 )
-from fastness.names import checked_name
 from fastness.wire.canonical import canonical
 from fastness.wire.hosting import summary_of
 from fastness.wire.inboxes import Control, DomainEvent
@@ -72,7 +68,6 @@ class RunRecord(RunInfo, frozen=True, omit_defaults=True):
 
 
 _NOT_ENDED: Final = (RUNNING, STOPPED)
-_REPORTED: Final = tuple(state for state in STATES if state != STOPPED)  # By the host of a run.
 _CHILD_BYTES_MAX: Final = RUN_VALUE_BYTES_MAX + RUN_ERROR_BYTES_MAX + 512  # The names of its fields.
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(RunRecord).decode
@@ -88,8 +83,7 @@ def start(tx: Transaction, request: StartRun) -> RunInfo:
     """
     universe, workflow, id, parent = request.universe, request.workflow, request.id, request.parent
     arguments, arguments_blob = request.arguments, request.arguments_blob
-    checked_name("workflow", workflow)
-    program = checked_name("workflow", WORKFLOW_PREFIX + workflow)
+    program = WORKFLOW_PREFIX + workflow
     world = world_of(universe, tx.new_id().hex if id is None else id)
     if arguments_blob is None:
         _check_size("The arguments", arguments)
@@ -142,10 +136,6 @@ def page(tx: Transaction, request: ListRuns) -> Runs:
     A page of a workflow's runs reads a bounded number of others, so it may be short, or empty, and have a next one.
     """
     universe, state, workflow, limit = request.universe, request.state, request.workflow, request.limit
-    if not 0 < limit <= RUNS_LISTED_MAX:
-        raise InvalidArgument(f"limit is {limit}; one page has 1 to {RUNS_LISTED_MAX} runs")
-    if state is not None and state not in STATES:
-        raise InvalidArgument(f"state is {state!r}; choose one of {', '.join(STATES)}")
     last = world_of(universe, request.after).name if request.after else RUN_PREFIX
     scanned = limit + 1 if workflow is None else max(limit + 1, RUNS_SCANNED_MAX)
     indexed: list[tuple[str, str]] = []
@@ -178,7 +168,6 @@ def signal(tx: Transaction, request: SignalRun) -> None:
         PayloadTooLarge: the value is too large; store it as a blob.
     """
     blob = request.value_blob
-    checked_name("signal", request.name)
     if blob is None:
         _check_size("The value of the signal", request.value)
     world = world_of(request.universe, request.id)
@@ -195,8 +184,6 @@ def cancel(tx: Transaction, request: CancelRun) -> RunInfo:
         RunNotFound: there is no such run.
     """
     reason, force = request.reason, request.force
-    if len(reason.encode()) > RUN_REASON_BYTES_MAX:
-        raise InvalidArgument(f"The reason has more than {RUN_REASON_BYTES_MAX} bytes; shorten it")
     world = world_of(request.universe, request.id)
     record = _require(tx, world)
     if record.state not in _NOT_ENDED or (record.is_cancelling and not force):
@@ -219,8 +206,6 @@ def update(tx: Transaction, request: UpdateRun) -> RunInfo:
         PayloadTooLarge: the result is too large, or what is published; store a large result as a blob.
     """
     state, result, result_blob, published = request.state, request.result, request.result_blob, request.published
-    if state not in _REPORTED:
-        raise InvalidArgument(f"state is {state!r}; choose one of {', '.join(_REPORTED)}")
     if state == RUNNING and (result, result_blob, request.error, request.error_code) != (None, None, None, None):
         raise InvalidArgument("A run that has not ended has neither a result nor an error; give its end state as well")
     for kind, value in (("The result", result), ("What is published", published)):
@@ -326,13 +311,7 @@ def revive(tx: Transaction, universe: str, names: Sequence[str]) -> list[str]:
 
 
 def world_of(universe: str, id: str) -> World:
-    """The world of a run.
-
-    Raises:
-        InvalidName: it is not the id of a run.
-    """
-    if len(checked_name("run", id)) > RUN_ID_BYTES_MAX:
-        raise InvalidName(f"The id of a run has at most {RUN_ID_BYTES_MAX} characters; {id[:40]!r}… has {len(id)}")
+    """The world of a run."""
     return World(universe, RUN_PREFIX + id)
 
 

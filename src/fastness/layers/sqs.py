@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from fastness.errors import (
-    InvalidArgument,
     PurgeInProgress,
     QueueNotFound,
     SqsQueueDeletedRecently,
@@ -32,7 +31,6 @@ from fastness.layers.queues.policies import DELETED
 from fastness.layers.sqs_attributes import is_fifo
 from fastness.limits import (
     SQS_DELETED_SECONDS,
-    SQS_LIST_MAX,
     SQS_MESSAGE_BYTES_MAX,
     SQS_PURGE_SECONDS,
 )
@@ -160,7 +158,6 @@ def names(
 
     A queue that is being deleted is left out, so a page may have fewer, and more follow.
     """
-    _check_limit(limit)
     seen = queues.matching_names(tx, universe, after=after, limit=limit + 1, only=only, prefix=prefix)
     is_last = len(seen) <= limit
     page = seen[:limit]
@@ -174,7 +171,6 @@ def sources(tx: Transaction, queue: QueueKey, *, after: str, limit: int, only: S
     Raises:
         QueueNotFound: it does not exist.
     """
-    _check_limit(limit)
     require(tx, queue)
     found, following = dead_letter_sources(tx, queue, after=after, limit=limit, only=only)
     return SqsQueueNames(found, following)
@@ -326,8 +322,3 @@ def _record(tx: Transaction, queue: QueueKey) -> Record:
 
 def _save(tx: Transaction, queue: QueueKey, record: Record) -> None:
     tx.put(keys_of(queue).sqs, _encode(record))
-
-
-def _check_limit(limit: int) -> None:
-    if not 0 < limit <= SQS_LIST_MAX:
-        raise InvalidArgument(f"limit is {limit}; one page has 1 to {SQS_LIST_MAX} queues")

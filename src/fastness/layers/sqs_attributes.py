@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from fastness.errors import InvalidArgument, InvalidName, InvalidSqsAttribute, UnknownSqsAttribute
-from fastness.layers.queues.policies import SUFFIX, queue_name
+from fastness.layers.queues.policies import SUFFIX
 from fastness.limits import (
     MAX_ATTEMPTS_MAX,
     SQS_DELAY_SECONDS_MAX,
@@ -38,6 +38,7 @@ from fastness.limits import (
     SQS_VISIBILITY_SECONDS_MAX,
     SQS_WAIT_SECONDS_MAX,
 )
+from fastness.names import checked_queue_name
 from fastness.wire.queues import QueuePolicy
 from fastness.wire.sqs import ATTRIBUTES, FIFO_SUFFIX
 
@@ -316,7 +317,7 @@ def name_in_arn(arn: str) -> str | None:
     if match is None:
         return None
     try:
-        return queue_name(match[1])
+        return checked_queue_name("queue", match[1])
     except (InvalidName, InvalidArgument):
         return None
 

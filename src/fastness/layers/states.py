@@ -14,9 +14,8 @@ from fastness.errors import CasMismatch, LeaseRequired, ValueTooLarge
 from fastness.kv import Subspace, Transaction
 from fastness.layers import leases
 from fastness.layers.leases import LeaseKey
-from fastness.limits import CORRELATION_ID_CHARACTERS_MAX, STATE_BYTES_MAX
+from fastness.limits import STATE_BYTES_MAX
 from fastness.wire.leases import LeaseProof
-from fastness.wire.type_checks import refused
 
 
 class State(msgspec.Struct, frozen=True, array_like=True):
@@ -59,7 +58,6 @@ def update(
     """
     if len(value) > STATE_BYTES_MAX:
         raise ValueTooLarge(f"A state has at most {STATE_BYTES_MAX} bytes, not {len(value)}; store the rest as a blob")
-    check_correlation_id(correlation_id)
     current = _check(tx, universe, key, lease, if_match)
     if if_absent and current is not None:
         raise CasMismatch(key, current_etag=current.etag)
@@ -91,21 +89,6 @@ def move(tx: Transaction, universe: str, source: str, target: str) -> None:
     if stored is not None:
         tx.delete(_record(universe, source))
         tx.put(_record(universe, target), stored)
-
-
-def check_correlation_id(text: object) -> None:
-    """Check that a correlation id fits into a header.
-
-    Raises:
-        InvalidArgument: it is empty, too long, or not printable ASCII.
-    """
-    if text is not None and not (
-        isinstance(text, str)
-        and 0 < len(text) <= CORRELATION_ID_CHARACTERS_MAX
-        and text.isascii()
-        and text.isprintable()
-    ):
-        raise refused("correlation_id", text, f"1 to {CORRELATION_ID_CHARACTERS_MAX} printable ASCII characters")
 
 
 def _check(tx: Transaction, universe: str, key: str, lease: LeaseProof | None, if_match: str | None) -> State | None:

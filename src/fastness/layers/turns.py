@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from fastness.errors import BatchTooLarge, HeadAdvanced, InvalidArgument, ItemNotFound
+from fastness.errors import HeadAdvanced, InvalidArgument, ItemNotFound
 from fastness.kv import Transaction, fence_floor
 from fastness.layers import blobs, effects, hosting, inboxes, journal_records, journals, timers, worlds
 from fastness.layers.hosting import Hosting, Idle, Ready
@@ -21,11 +21,8 @@ from fastness.limits import (
     BATCH_BYTES_MAX,
     INBOX_ITEM_BYTES_MAX,
     INTENT_HASH_BYTES_MAX,
-    READ_ENTRIES_MAX,
     TURN_ITEMS_MAX,
-    TURN_REQUESTS_MAX,
 )
-from fastness.names import checked_name
 from fastness.wire.canonical import canonical
 from fastness.wire.hosting import (
     AsideItem,
@@ -50,10 +47,7 @@ def set_program(tx: Transaction, world: World, program: str | None) -> HostingIn
 
     Raises:
         WorldNotFound, WorldNotActive: the world does not exist, or is being deleted.
-        InvalidName: it is not the name of a program.
     """
-    if program is not None:
-        checked_name("program", program)
     worlds.require_readable(tx, world)
     before = hosting.find(tx, world)
     if (before or _NEW).program != program:
@@ -271,8 +265,6 @@ def resume(tx: Transaction, world: World) -> HostingInfo:
 
 def aside(tx: Transaction, world: World, *, after: int | None, limit: int) -> list[AsideItem]:
     """At most `limit` items that were set aside, after the sequence `after`."""
-    if not 0 < limit <= READ_ENTRIES_MAX:
-        raise InvalidArgument(f"limit is {limit}; one page has 1 to {READ_ENTRIES_MAX} items")
     worlds.require_readable(tx, world)
     begin, end = subspace(world).range("aside")
     if after is not None:
@@ -352,11 +344,6 @@ def _by_record(
 
 
 def _check(turn: CommitTurn) -> None:
-    counts = (len(turn.effects), len(turn.timers), len(turn.cancelled_timers), len(turn.blobs))
-    if max(counts) > TURN_REQUESTS_MAX:
-        raise BatchTooLarge(
-            f"A turn has at most {TURN_REQUESTS_MAX} effects, and as many timers and blobs, not {counts}; split it"
-        )
     if any(len(intent_hash) > INTENT_HASH_BYTES_MAX for intent_hash in turn.cancelled_timers):
         raise InvalidArgument(f"An intent hash has at most {INTENT_HASH_BYTES_MAX} bytes")
     check_requests([effect for _, effect in turn.effects], [timer for _, timer in turn.timers])

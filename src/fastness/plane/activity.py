@@ -2,7 +2,6 @@
 
 from fastness.errors import InvalidArgument
 from fastness.layers.idempotency import KeyedCall
-from fastness.names import checked_name
 from fastness.plane.handlers import immediate, service
 from fastness.plane.stores import AnyStores, Served
 from fastness.runtime.activity.log import ActivityLog, Position
@@ -39,7 +38,7 @@ def read(stores: AnyStores, request: ReadLog) -> Served[LoggedRecords]:
 
 @service
 def files(stores: AnyStores, request: ListLogs) -> Served[LogFiles]:
-    return stores.run_in_thread(_files, stores.services.log(), checked_name("universe", request.universe))
+    return stores.run_in_thread(_files, stores.services.log(), request.universe)
 
 
 @service

@@ -4,10 +4,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from fastness.errors import BatchTooLarge, EmptyBatch, FastnessError, MailNotFound, rebuild
+from fastness.errors import FastnessError, MailNotFound, rebuild
 from fastness.kv import Transaction
 from fastness.layers.idempotency import KeyedCall, run_idempotent
-from fastness.limits import ATOMIC_OPERATIONS_MAX
 from fastness.plane import entities
 from fastness.plane.handlers import HANDLERS, run_guarded, service
 from fastness.plane.services import Services
@@ -42,15 +41,7 @@ def _execute_alone(tx: Transaction, services: Services, request: CommitAtomic, l
 
 
 def execute_all(tx: Transaction, services: Services, request: CommitAtomic) -> Answers:
-    """Execute every operation, or raise the error of the first one that fails.
-
-    Raises:
-        EmptyBatch, BatchTooLarge: there are none, or more than one commit may have.
-    """
-    if not request.operations:
-        raise EmptyBatch("The commit has no operations; add at least one")
-    if len(request.operations) > ATOMIC_OPERATIONS_MAX:
-        raise BatchTooLarge(f"One commit has at most {ATOMIC_OPERATIONS_MAX} operations; split it")
+    """Execute every operation, or raise the error of the first one that fails."""
     answers = []
     for step in request.operations:
         answer = execute_step(tx, services, step)

@@ -19,6 +19,7 @@ from fastness.wire.audit import OK, AuditEntry, AuditPage, ReadAudit, count_of, 
 from fastness.wire.mail import GetMailPolicy, SetMailPolicy
 from fastness.wire.queues import GetQueuePolicy, SetQueuePolicy
 from fastness.wire.requests import Request, permission_of
+from fastness.wire.type_checks import check_types
 
 # The reads of what a request replaces, so that its entry says which fields change.
 _BEFORE: Final[dict[type[Request[Any]], Callable[[Any], Request[Any]]]] = {
@@ -105,6 +106,7 @@ def _before(tx: Transaction, request: Request[Any]) -> msgspec.Struct | None:
         return None
     with suppress(FastnessError):  # The request itself is refused for the same reason.
         current = make(request)
+        check_types(current)
         run = HANDLERS[type(current)].run
         assert run is not None
         found: msgspec.Struct = run(tx, current)

@@ -1,6 +1,5 @@
 """Handlers of requests for encryption at rest."""
 
-from fastness.names import checked_name
 from fastness.plane.handlers import service
 from fastness.plane.services import Services
 from fastness.plane.stores import AnyStores, Served
@@ -24,25 +23,18 @@ def show(stores: AnyStores, request: ShowEncryption) -> Served[EncryptionStatus]
 
 @service
 def enable(stores: AnyStores, request: EnableEncryption) -> Served[UniverseEncryption]:
-    universe = checked_name("universe", request.universe)
-    return stores.run_in_thread(_encryption(stores.services).enable, universe)
+    return stores.run_in_thread(_encryption(stores.services).enable, request.universe)
 
 
 @service
 def rotate(stores: AnyStores, request: RotateKey) -> Served[UniverseEncryption]:
-    universe = _checked(request.universe)
     encryption = _encryption(stores.services)
-    return stores.run_in_thread(encryption.rewrap if request.master else encryption.rotate, universe)
+    return stores.run_in_thread(encryption.rewrap if request.master else encryption.rotate, request.universe)
 
 
 @service
 def rewrite(stores: AnyStores, request: RewriteValues) -> Served[Rewritten]:
-    request.check()
-    return stores.run_in_thread(_encryption(stores.services).rewrite, _checked(request.universe), request.limit)
-
-
-def _checked(universe: str) -> str:
-    return checked_name("universe", universe) if universe else universe
+    return stores.run_in_thread(_encryption(stores.services).rewrite, request.universe, request.limit)
 
 
 def _encryption(services: Services) -> Encryption:

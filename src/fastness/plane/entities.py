@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from fastness.errors import LockTimeout
 from fastness.kv import Transaction
 from fastness.layers import entities, field_tiers, locks
+from fastness.layers.entities import EntityKey
 from fastness.layers.field_tiers import TieredWrite
 from fastness.layers.idempotency import KeyedCall
 from fastness.layers.lock_records import LEVELS
-from fastness.names import checked_name
 from fastness.plane.handlers import best_effort_read, service, transaction
 from fastness.plane.services import Services
 from fastness.plane.stores import AnyStores, Served
@@ -35,7 +35,7 @@ from fastness.wire.entities import (
 
 @transaction
 def get(tx: Transaction, request: GetEntity) -> FoundEntity:
-    key = field_tiers.entity_key(checked_name("universe", request.universe), request.kind, request.id)
+    key = EntityKey(request.universe, request.kind, request.id)
     entity = entities.get(tx, key)
     return FoundEntity(None if entity.deleted else entities.record(key, entity), entity.version, entity.stamp)
 
@@ -47,9 +47,7 @@ def get_best_effort(stores: AnyStores, request: GetEntity) -> Served[FoundEntity
 
 @transaction
 def scan(tx: Transaction, request: ScanEntities) -> Entities:
-    universe, kind = checked_name("universe", request.universe), checked_name("entity kind", request.kind)
-    after = checked_name("entity", request.after) if request.after else ""
-    return Entities(entities.scan(tx, universe, kind, after=after, limit=request.limit))
+    return Entities(entities.scan(tx, request.universe, request.kind, after=request.after, limit=request.limit))
 
 
 @best_effort_read
@@ -59,14 +57,12 @@ def scan_best_effort(stores: AnyStores, request: ScanEntities) -> Served[Entitie
 
 @service
 def kinds(stores: AnyStores, request: ListKinds) -> Served[EntityKinds]:
-    universe = checked_name("universe", request.universe)
-    after = checked_name("entity kind", request.after) if request.after else ""
-    return stores.entities.kinds(universe, after=after, limit=request.limit, tier=request.tier)
+    return stores.entities.kinds(request.universe, after=request.after, limit=request.limit, tier=request.tier)
 
 
 @transaction
 def history(tx: Transaction, request: ReadChanges) -> Changes:
-    key = field_tiers.entity_key(checked_name("universe", request.universe), request.kind, request.id)
+    key = EntityKey(request.universe, request.kind, request.id)
     return Changes(entities.history(tx, key, after=request.after, limit=request.limit))
 
 
@@ -84,7 +80,7 @@ def write_in(tx: Transaction, request: WriteEntities, services: Services) -> Wri
         LockTimeout: another session has locked a row, its type or the database.
         LeaseExpired: the caller's lock session has ended.
     """
-    universe = checked_name("universe", request.universe)
+    universe = request.universe
     writes = field_tiers.tiered_writes(services.policy, universe, request.writes)
     if services.shared_locks:
         _check_locks(tx, universe, writes, request.lock_session)
@@ -93,7 +89,7 @@ def write_in(tx: Transaction, request: WriteEntities, services: Services) -> Wri
         if part.best_effort or part.best_effort_removed:
             # Encoded here, so that an error fails the transaction and not the log write after the commit.
             record = log_format.encode_record(field_tiers.best_effort_record(part))
-            session = None if request.session is None else checked_name("session", request.session)
+            session = request.session
             tx.emit(field_tiers.BestEffortWritten(universe, session, record))
     return Written(versions, request.tier)
 

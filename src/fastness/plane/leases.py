@@ -2,13 +2,10 @@
 
 from typing import Protocol, overload
 
-from fastness.errors import InvalidArgument
 from fastness.kv import Transaction
 from fastness.layers import leases, locks
 from fastness.layers.idempotency import KeyedCall
 from fastness.layers.leases import LeaseKey
-from fastness.limits import LEASE_TTL_SECONDS_MAX, LEASE_WAIT_SECONDS_MAX, SUMMARY_LIST_MAX
-from fastness.names import checked_key, checked_name
 from fastness.plane.handlers import service, transaction
 from fastness.plane.stores import AnyStores, Served
 from fastness.wire.leases import (
@@ -101,12 +98,11 @@ def fenced(held: ProvenLock | Proven) -> LockFence | Fence:
 
 @service
 def acquire(stores: AnyStores, request: AcquireLease, call: KeyedCall | None = None) -> Served[Granted]:
-    leases.check_owner(request.owner, request.txn_id)  # Also checked for callers that only wait.
     return stores.leases.acquire(
         _lease(request),
         owner=request.owner,
-        ttl_ms=_ttl_ms(request.ttl_seconds),
-        wait_ms=_wait_ms(request.wait_seconds),
+        ttl_ms=round(request.ttl_seconds * 1_000),
+        wait_ms=round(request.wait_seconds * 1_000),
         txn_id=request.txn_id,
         call=call,
     )
@@ -114,13 +110,13 @@ def acquire(stores: AnyStores, request: AcquireLease, call: KeyedCall | None = N
 
 @transaction
 def keepalive(tx: Transaction, request: KeepLease) -> Granted:
-    proof = _checked(request.lease)
-    return leases.wire_grant(proof.key, leases.keepalive(tx, proof, ttl_ms=_ttl_ms(request.ttl_seconds)))
+    proof = request.lease
+    return leases.wire_grant(proof.key, leases.keepalive(tx, proof, ttl_ms=round(request.ttl_seconds * 1_000)))
 
 
 @transaction
 def release(tx: Transaction, request: ReleaseLease) -> Released:
-    return Released(leases.release(tx, _checked(request.lease)))
+    return Released(leases.release(tx, request.lease))
 
 
 @transaction
@@ -130,7 +126,7 @@ def break_lease(tx: Transaction, request: BreakLease) -> Released:
 
 @transaction
 def check(tx: Transaction, request: CheckLease) -> Committed:
-    leases.check(tx, _checked(request.lease))
+    leases.check(tx, request.lease)
     return Committed(request.tier)
 
 
@@ -141,37 +137,15 @@ def describe(stores: AnyStores, request: DescribeLease) -> Served[Described]:
 
 @transaction
 def page(tx: Transaction, request: ListLeases) -> Leases:
-    universe = checked_name("universe", request.universe)
-    after = checked_key("lease", request.after) if request.after else ""
-    found = leases.page(tx, universe, after=after, limit=request.limit)
+    found = leases.page(tx, request.universe, after=request.after, limit=request.limit)
     held = [leases.wire_grant(key, grant) for key, grant in found if grant.holds_at(tx.now_ms)]
     return Leases(held, found[-1][0] if len(found) == request.limit else None)
 
 
 @service
 def waits(stores: AnyStores, request: ListWaits) -> Served[Waits]:
-    if not 0 < request.limit <= SUMMARY_LIST_MAX:
-        raise InvalidArgument(f"A page has 1 to {SUMMARY_LIST_MAX} lines, not {request.limit}")
-    universe = checked_name("universe", request.universe)
-    return stores.leases.waits(universe, stores.services.holders(universe), limit=request.limit)
+    return stores.leases.waits(request.universe, stores.services.holders(request.universe), limit=request.limit)
 
 
 def _lease(request: _OfKey) -> LeaseKey:
-    return LeaseKey(checked_name("universe", request.universe), checked_key("lease", request.key))
-
-
-def _checked(proof: LeaseProof) -> LeaseProof:
-    _lease(proof)
-    return proof
-
-
-def _ttl_ms(seconds: float) -> int:
-    if not 0.001 <= seconds <= LEASE_TTL_SECONDS_MAX:  # NaN fails this too.
-        raise InvalidArgument(f"ttl_seconds is {seconds}; give 0.001 to {LEASE_TTL_SECONDS_MAX:.0f}")
-    return round(seconds * 1_000)
-
-
-def _wait_ms(seconds: float) -> int:
-    if not 0 <= seconds <= LEASE_WAIT_SECONDS_MAX:
-        raise InvalidArgument(f"wait_seconds is {seconds}; give 0 (do not wait) to {LEASE_WAIT_SECONDS_MAX:.0f}")
-    return round(seconds * 1_000)
+    return LeaseKey(request.universe, request.key)

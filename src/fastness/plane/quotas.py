@@ -2,7 +2,6 @@
 
 from fastness.kv import Transaction
 from fastness.layers import quotas
-from fastness.names import checked_name
 from fastness.plane.handlers import service, transaction
 from fastness.plane.services import Services
 from fastness.plane.stores import AnyStores, Served
@@ -16,17 +15,15 @@ def set_quota(stores: AnyStores, request: SetQuota) -> Served[Quota]:
 
 @transaction
 def get_quota(tx: Transaction, request: GetQuota) -> Quota:
-    return quotas.quota_of(tx, checked_name("universe", request.universe))
+    return quotas.quota_of(tx, request.universe)
 
 
 @service
 def get_usage(stores: AnyStores, request: GetUsage) -> Served[Usage]:
-    universe = checked_name("universe", request.universe)
-    return stores.run_in_thread(stores.services.quotas.usage, universe)
+    return stores.run_in_thread(stores.services.quotas.usage, request.universe)
 
 
 def _set(services: Services, request: SetQuota) -> Quota:
-    universe = checked_name("universe", request.universe)
-    quota = services.database.transact(quotas.set_quota, universe, request.quota, tier=request.tier)
+    quota = services.database.transact(quotas.set_quota, request.universe, request.quota, tier=request.tier)
     services.quotas.load()
     return quota

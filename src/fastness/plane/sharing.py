@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any, Final
 
-from fastness.errors import FastnessError
 from fastness.kv import Transaction
 from fastness.layers.queues import keys_of, only_adds
 from fastness.plane.queues import queue_key
@@ -40,10 +39,7 @@ def _shared_prefixes(requests: Iterable[Request[Any]]) -> list[bytes]:
     exclusive: set[bytes] = set()
     for request in _flat(requests):
         if isinstance(request, PutMessages | AckMessages | ExtendMessages):
-            try:
-                prefix = keys_of(queue_key(request)).prefix
-            except FastnessError:
-                continue  # Its name is invalid: the call is refused before it touches anything.
+            prefix = keys_of(queue_key(request)).prefix
             is_shared = isinstance(request, PutMessages) and only_adds(request.messages)
             (shared if is_shared else exclusive).add(prefix)
         elif not _is_apart_from_queues(type(request)):

@@ -2,7 +2,6 @@
 
 from fastness.kv import Transaction
 from fastness.layers import states
-from fastness.names import checked_key, checked_name
 from fastness.plane.handlers import transaction
 from fastness.wire.states import (
     FoundState,
@@ -45,4 +44,4 @@ def remove(tx: Transaction, request: RemoveState) -> RemovedState:
 
 
 def _key(request: GetState | UpdateState | RemoveState) -> tuple[str, str]:
-    return checked_name("universe", request.universe), checked_key("state", request.key)
+    return request.universe, request.key

@@ -8,8 +8,6 @@ from fastness.layers import hosting, inboxes, journal_records, journals, segment
 from fastness.layers.idempotency import KeyedCall
 from fastness.layers.snapshots import SnapshotRecord
 from fastness.layers.worlds import World, WorldState
-from fastness.limits import READ_ENTRIES_MAX, SUMMARY_LIST_MAX
-from fastness.names import checked_name
 from fastness.plane.handlers import service, transaction
 from fastness.plane.stores import AnyStores, Served
 from fastness.wire.universes import ListUniverses, UniverseNames
@@ -84,30 +82,21 @@ def describe(tx: Transaction, request: DescribeWorld) -> Described:
 
 @transaction
 def names(tx: Transaction, request: ListWorlds) -> Names:
-    universe = checked_name("universe", request.universe)
-    after = checked_name("world", request.after) if request.after else ""
-    return Names(worlds.names(tx, universe, after=after, limit=request.limit))
+    return Names(worlds.names(tx, request.universe, after=request.after, limit=request.limit))
 
 
 @transaction
 def survey(tx: Transaction, request: SurveyWorlds) -> WorldSurvey:
-    if not 0 < request.limit <= SUMMARY_LIST_MAX:
-        raise InvalidArgument(f"A survey has 1 to {SUMMARY_LIST_MAX} worlds, not {request.limit}")
-    universe = checked_name("universe", request.universe)
-    after = checked_name("world", request.after) if request.after else ""
     found = [
-        segments.describe(tx, World(universe, name))
-        for name in worlds.names(tx, universe, after=after, limit=request.limit)
+        segments.describe(tx, World(request.universe, name))
+        for name in worlds.names(tx, request.universe, after=request.after, limit=request.limit)
     ]
     return WorldSurvey(found, found[-1].name if len(found) == request.limit else None)
 
 
 @transaction
 def list_universes(tx: Transaction, request: ListUniverses) -> UniverseNames:
-    if not 0 < request.limit <= READ_ENTRIES_MAX:
-        raise InvalidArgument(f"A page has 1 to {READ_ENTRIES_MAX} names, not {request.limit}")
-    after = checked_name("universe", request.after) if request.after else ""
-    return UniverseNames(worlds.universes(tx, after=after, limit=request.limit))
+    return UniverseNames(worlds.universes(tx, after=request.after, limit=request.limit))
 
 
 @service
@@ -234,8 +223,6 @@ def list_snapshots(tx: Transaction, request: ListSnapshots) -> Snapshots:
 
 @service
 def compact(stores: AnyStores, request: CompactWorld) -> Served[Compacted]:
-    if request.entries < 1 or request.margin < 0:
-        raise InvalidArgument(f"entries is {request.entries} and margin is {request.margin}; give at least 1 and 0")
     return stores.worlds.compact(
         world_of(request), entries=request.entries, margin=request.margin, incarnation=request.incarnation
     )
@@ -251,8 +238,6 @@ def list_segments(tx: Transaction, request: ListSegments) -> Segments:
 @transaction
 def change(tx: Transaction, request: ChangeWorld) -> Described:
     world, _ = _current(tx, request)
-    if request.state not in ("active", "paused", "archived"):
-        raise InvalidArgument(f"state is {request.state!r}; choose active, paused or archived")
     worlds.change_state(tx, world, WorldState(request.state))
     turns.note_state(tx, world)
     return segments.describe(tx, world)
@@ -266,7 +251,7 @@ def delete(stores: AnyStores, request: DeleteWorld) -> Served[Described]:
 @service
 def fork(stores: AnyStores, request: ForkWorld, call: KeyedCall | None = None) -> Served[Described]:
     source = world_of(request)
-    target = World(source.universe, checked_name("world", request.target))
+    target = World(source.universe, request.target)
     return stores.worlds.fork(source, target, request.height, incarnation=request.incarnation, call=call)
 
 
@@ -283,5 +268,5 @@ def _readable(tx: Transaction, request: _OfIncarnation) -> tuple[World, int]:
 
 
 def world_of(request: OfWorld) -> World:
-    """The world that a request names, once the names are checked."""
-    return World(checked_name("universe", request.universe), checked_name("world", request.world))
+    """The world that a request names."""
+    return World(request.universe, request.world)

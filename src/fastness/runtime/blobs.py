@@ -21,7 +21,6 @@ from fastness.errors import (
     DiskFull,
     FastnessError,
     HashMismatch,
-    InvalidArgument,
     InvalidValue,
     MissingObject,
     ObjectNotFound,
@@ -132,8 +131,6 @@ class AsyncBlobStore:
         Only the requested range of a large blob is read. A range has no hash to verify: an error is raised only if it
         has fewer bytes than it should.
         """
-        if start < 0 or (length is not None and length < 0):
-            raise InvalidArgument(f"Invalid range: {length} bytes from offset {start}; both must be at least 0")
         digest, blob = await self._find(universe, hash)
         start = min(start, blob.size)
         end = blob.size if length is None else min(start + length, blob.size)

@@ -29,7 +29,6 @@ from fastness.backends.objects import ObjectStore
 from fastness.errors import (
     BlobNotFound,
     Corrupt,
-    InvalidArgument,
     MissingObject,
     ObjectNotFound,
     Unsupported,
@@ -78,8 +77,6 @@ class AsyncWorldStore:
             WorldNotFound: the world does not exist, or has another incarnation.
             MissingEntry, MissingObject, ChecksumMismatch, MalformedSegment: the journal is damaged.
         """
-        if start < 0 or not 0 < limit <= limits.READ_ENTRIES_MAX:
-            raise InvalidArgument(f"A read starts at 0 or later and returns 1 to {limits.READ_ENTRIES_MAX} records")
         found: list[Record] = []
         while True:
             count = limit - len(found)
@@ -95,8 +92,6 @@ class AsyncWorldStore:
 
     async def check(self, world: World, start: int, limit: int, incarnation: int | None = None) -> Checked:
         """Verify a segment, or `limit` hot records, and the snapshots at the same heights."""
-        if start < 0 or not 0 < limit <= limits.READ_ENTRIES_MAX:
-            raise InvalidArgument(f"A check starts at 0 or later and covers 1 to {limits.READ_ENTRIES_MAX} records")
         incarnation = await self._database.read_async(worlds.require_readable, world, incarnation)
         found: list[bytes] = []
         segment, snapshots_checked, fault, following = None, 0, None, None

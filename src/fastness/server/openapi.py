@@ -306,8 +306,7 @@ def _shape_schema(shape: json_codec.Shape, value: dict[str, str]) -> dict[str, A
 
 
 def _parameter(parameter: Parameter, names: dict[int, Any]) -> dict[str, Any]:
-    schema = names.get(id(parameter.type)) or {"type": "string"}
-    schema = _strict(schema)
+    schema = _strict(names.get(id(parameter.type)) or msgspec.json.schema(parameter.type))
     described: dict[str, Any] = {"name": parameter.name, "in": parameter.location, "schema": schema}
     if schema.get("type") == "array":
         described |= {"style": "form", "explode": False}  # Separated by commas.

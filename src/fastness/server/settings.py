@@ -33,6 +33,14 @@ from fastness.limits import (
     PUSHES_PER_MINUTE_MAX,
     RELAY_AUTHENTICATE_SECONDS,
     RELAY_BURST,
+    SETTING_BODY_BYTES_MAX,
+    SETTING_BODY_BYTES_MIN,
+    SETTING_COUNT_MAX,
+    SETTING_HEADER_BYTES_MAX,
+    SETTING_HEADER_BYTES_MIN,
+    SETTING_KEEP_ALIVE_SECONDS_MAX,
+    SETTING_METRICS_QUEUES_MAX,
+    SETTING_SECONDS_MAX,
 )
 from fastness.names import UNIVERSE, checked_name
 from fastness.plane.open import Options
@@ -67,13 +75,13 @@ _URL: Final = re.compile(r"https?://[^\s\"'<>?#,]+")
 _REGION: Final = re.compile(r"[a-z0-9-]{1,32}", re.ASCII)
 _WORDS: Final = {"on": True, "yes": True, "off": False, "no": False}
 
-_Seconds = Annotated[float, Meta(gt=0, le=31_536_000)]
-_Connections = Annotated[int, Meta(ge=1, le=1_000_000)]
+_Seconds = Annotated[float, Meta(gt=0, le=SETTING_SECONDS_MAX)]
+_Connections = Annotated[int, Meta(ge=1, le=SETTING_COUNT_MAX)]
 _Mails = Annotated[int, Meta(ge=1, le=MAILBOX_MAILS_LIMIT_MAX)]
 _MailTtl = Annotated[float, Meta(ge=1, le=MAIL_TTL_SECONDS_MAX)]
 _Reserve = Annotated[int, Meta(ge=0, le=1 << 40)]
 _History = Annotated[float, Meta(ge=0, le=HISTORY_SECONDS)]
-_SecondsOrZero = Annotated[float, Meta(ge=0, le=31_536_000)]
+_SecondsOrZero = Annotated[float, Meta(ge=0, le=SETTING_SECONDS_MAX)]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,21 +118,33 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     drain_seconds: _SecondsOrZero = 10.0  # How long a shutdown waits for calls in flight.
     connections_max: _Connections | None = None  # Open connections; default: 20,000, or fewer if ulimit -n is low.
-    header_bytes_max: Annotated[int, Meta(ge=1_024, le=1_048_576)] = 32_768  # Headers of one request, with its URL.
+    header_bytes_max: Annotated[int, Meta(ge=SETTING_HEADER_BYTES_MIN, le=SETTING_HEADER_BYTES_MAX)] = (
+        32_768  # Headers of one request, with its URL.
+    )
     header_seconds: _Seconds = 10.0  # How long headers may take to arrive.
-    body_bytes_max: Annotated[int, Meta(ge=65_536, le=268_435_456)] = HttpLimits().body_bytes_max  # Body in memory.
-    stream_bytes_max: Annotated[int, Meta(ge=65_536)] = HttpLimits().stream_bytes_max  # Body streamed into a blob.
-    keep_alive_seconds: Annotated[int, Meta(ge=1, le=3_600)] = 75  # How long an idle connection stays open.
+    body_bytes_max: Annotated[int, Meta(ge=SETTING_BODY_BYTES_MIN, le=SETTING_BODY_BYTES_MAX)] = (
+        HttpLimits().body_bytes_max
+    )  # Body in memory.
+    stream_bytes_max: Annotated[int, Meta(ge=SETTING_BODY_BYTES_MIN)] = (
+        HttpLimits().stream_bytes_max
+    )  # Body streamed into a blob.
+    keep_alive_seconds: Annotated[int, Meta(ge=1, le=SETTING_KEEP_ALIVE_SECONDS_MAX)] = (
+        75  # How long an idle connection stays open.
+    )
 
-    queue_max_consumers: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    queue_max_consumers: Annotated[int, Meta(ge=0, le=SETTING_COUNT_MAX)] = 0
     queue_poll_interval_seconds: _Seconds = 3.0
     queue_poll_jitter_seconds: _SecondsOrZero = 0.5
     queue_resilient_poll_interval_seconds: _SecondsOrZero = 300.0
 
     relay_host: str | None = None  # Host that agents sign; default: the address that they connected to.
     relay_registration: Literal["open", "closed"] | None = None  # Default: open on loopback without tokens.
-    relay_rate_per_second: Annotated[float, Meta(ge=0, le=1_000_000)] | None = None  # 0: no limit, as on loopback.
-    relay_burst: Annotated[int, Meta(ge=1, le=1_000_000)] = RELAY_BURST  # Mails that may exceed the rate at once.
+    relay_rate_per_second: Annotated[float, Meta(ge=0, le=SETTING_COUNT_MAX)] | None = (
+        None  # 0: no limit, as on loopback.
+    )
+    relay_burst: Annotated[int, Meta(ge=1, le=SETTING_COUNT_MAX)] = (
+        RELAY_BURST  # Mails that may exceed the rate at once.
+    )
     relay_authenticate_seconds: _Seconds = RELAY_AUTHENTICATE_SECONDS  # How long an agent may take to authenticate.
 
     mail_pending_max: _Mails = MAILBOX_MAILS_MAX  # Unconfirmed mails of a mailbox, in universes without a mail policy.
@@ -149,10 +169,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log_format: Literal["json", "text"] = "text"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     history_seconds: _History = HISTORY_SECONDS  # How long samples for charts are kept; 0: none are.
-    metrics_queues_max: Annotated[int, Meta(ge=0, le=10_000)] = 100  # Queues with depth metrics.
+    metrics_queues_max: Annotated[int, Meta(ge=0, le=SETTING_METRICS_QUEUES_MAX)] = 100  # Queues with depth metrics.
     pipeline_reports: str | None = None  # The folder of the pipeline's reports, shown in the console.
     pipeline_lake: str | None = None  # The folder of the lake: the console shows its runs, reports and live aggregates.
-    metrics_worlds_max: Annotated[int, Meta(ge=0, le=1_000_000)] = 1_000  # Worlds in the compaction lag metric.
+    metrics_worlds_max: Annotated[int, Meta(ge=0, le=SETTING_COUNT_MAX)] = 1_000  # Worlds in the compaction lag metric.
 
     @property
     def tls(self) -> bool:

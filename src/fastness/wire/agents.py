@@ -3,7 +3,7 @@
 import msgspec
 
 from fastness.names import UNIVERSE
-from fastness.wire.fields import Limit, Name
+from fastness.wire.fields import Limit, Name, NameAfter
 from fastness.wire.requests import Operation, Request, Route
 
 
@@ -56,6 +56,6 @@ class GetAgent(Request[FoundAgent], frozen=True, tag="agents.get"):
 class ListAgents(Request[AgentsPage], frozen=True, tag="agents.list"):
     operation = Operation(reads=True, stale=True, http=(Route("GET", "/v1/agents", "List the registered agents."),))
 
-    after: str = ""
+    after: NameAfter = ""
     limit: Limit = 100
     universe: Name = UNIVERSE

@@ -14,7 +14,7 @@ from msgspec import Meta
 from fastness import limits
 from fastness.limits import AUDIT_TEXT_BYTES_MAX
 from fastness.wire.atomic import CommitAtomic
-from fastness.wire.fields import Name
+from fastness.wire.fields import Name, TimeMs
 from fastness.wire.queues import Outcomes
 from fastness.wire.requests import Operation, Request, Route
 from fastness.wire.sqs import ATTRIBUTES
@@ -90,8 +90,8 @@ class ReadAudit(Request[AuditPage], frozen=True, tag="audit.read"):
     )
 
     universe: Name | None = None
-    since_ms: int | None = None  # Entries from this time on,
-    until_ms: int | None = None  # and before this one.
+    since_ms: TimeMs | None = None  # Entries from this time on,
+    until_ms: TimeMs | None = None  # and before this one.
     actor: str = ""  # Of this token or user; empty: of all.
     action: str = ""  # A verb such as `queue:purge`, or a beginning with a star, such as `queue:*`; empty: all.
     after: str = ""

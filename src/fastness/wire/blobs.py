@@ -3,7 +3,7 @@
 import msgspec
 
 from fastness.names import UNIVERSE
-from fastness.wire.fields import Hash, Name
+from fastness.wire.fields import Count, Hash, Name
 from fastness.wire.requests import Committed, Operation, Request, Route
 
 
@@ -86,5 +86,5 @@ class OpenBlob(Request[Stored], frozen=True, tag="blobs.open"):
 
     hash: Hash
     universe: Name = UNIVERSE
-    start: int = 0
-    length: int | None = None  # None: up to the end.
+    start: Count = 0
+    length: Count | None = None  # None: up to the end.

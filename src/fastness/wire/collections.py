@@ -7,15 +7,15 @@ from msgspec import Meta
 
 from fastness import limits
 from fastness.names import UNIVERSE
-from fastness.wire.fields import (
-    Count,
-    Name,
-    batch_of,
-)
+from fastness.wire.fields import Count, Name, NameAfter, batch_of, described
 from fastness.wire.requests import Operation, Request, Route
 
 RowKey: TypeAlias = tuple[str | int, ...]  # 1 to 8 texts or integers. Integers sort after texts.
-WholeRowKey = Annotated[RowKey, Meta(min_length=1, max_length=limits.COLLECTION_KEY_ELEMENTS_MAX)]
+# A commit counts the bytes of partitions and keys, so it checks these.
+PartitionName = Annotated[str, described(minLength=1, maxLength=limits.COLLECTION_PARTITION_BYTES_MAX)]
+PartitionPrefix = Annotated[str, described(maxLength=limits.COLLECTION_PARTITION_BYTES_MAX)]
+WholeRowKey = Annotated[RowKey, described(minItems=1, maxItems=limits.COLLECTION_KEY_ELEMENTS_MAX)]
+RowKeyPrefix = Annotated[RowKey, described(maxItems=limits.COLLECTION_KEY_ELEMENTS_MAX)]
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -40,7 +40,7 @@ class PutRow(_Change, frozen=True, tag="put"):
         ttl_seconds: how long the row exists; None: until it is deleted.
     """
 
-    partition: Annotated[str, Meta(min_length=1, max_length=limits.COLLECTION_PARTITION_BYTES_MAX)]
+    partition: PartitionName
     key: WholeRowKey
     value: bytes
     if_version: Count | None = None
@@ -51,7 +51,7 @@ class PutRow(_Change, frozen=True, tag="put"):
 class DeleteRow(_Change, frozen=True, tag="delete"):
     """Delete a row, if it exists. `if_version`: the version that it must have."""
 
-    partition: Annotated[str, Meta(min_length=1, max_length=limits.COLLECTION_PARTITION_BYTES_MAX)]
+    partition: PartitionName
     key: WholeRowKey
     if_version: Count | None = None
 
@@ -59,8 +59,8 @@ class DeleteRow(_Change, frozen=True, tag="delete"):
 class DeleteRows(_Change, frozen=True, tag="delete_all"):
     """Delete all rows of a partition whose keys start with `prefix`."""
 
-    partition: Annotated[str, Meta(min_length=1, max_length=limits.COLLECTION_PARTITION_BYTES_MAX)]
-    prefix: Annotated[RowKey, Meta(max_length=limits.COLLECTION_KEY_ELEMENTS_MAX)] = ()
+    partition: PartitionName
+    prefix: RowKeyPrefix = ()
 
 
 RowChange: TypeAlias = PutRow | DeleteRow | DeleteRows
@@ -98,9 +98,9 @@ class PartitionPage(msgspec.Struct, frozen=True):
 class KnownRow(msgspec.Struct, frozen=True):
     """A row and the version of it that a waiting caller knows; 0: it knows of none."""
 
-    partition: str
-    key: RowKey
-    version: int = 0
+    partition: PartitionName
+    key: WholeRowKey
+    version: Count = 0
 
 
 class ChangedRow(msgspec.Struct, frozen=True):
@@ -144,8 +144,8 @@ class GetRows(Request[FoundRows], frozen=True, tag="collections.get"):
     )
 
     collection: Name
-    partition: Annotated[str, Meta(min_length=1, max_length=limits.COLLECTION_PARTITION_BYTES_MAX)]
-    keys: Annotated[list[RowKey], Meta(max_length=limits.COLLECTION_ROWS_MAX)]
+    partition: PartitionName
+    keys: Annotated[list[RowKey], batch_of(limits.COLLECTION_ROWS_MAX, "keys", least=0)]
     universe: Name = UNIVERSE
 
 
@@ -158,8 +158,8 @@ class ScanRows(Request[RowPage], frozen=True, tag="collections.scan"):
     )
 
     collection: Name
-    partition: Annotated[str, Meta(min_length=1, max_length=limits.COLLECTION_PARTITION_BYTES_MAX)]
-    prefix: Annotated[RowKey, Meta(max_length=limits.COLLECTION_KEY_ELEMENTS_MAX)] = ()
+    partition: PartitionName
+    prefix: RowKeyPrefix = ()
     after: WholeRowKey | None = None
     before: WholeRowKey | None = None
     limit: Annotated[int, Meta(ge=1, le=limits.COLLECTION_ROWS_MAX)] = 1_000
@@ -173,7 +173,7 @@ class WaitForRows(Request[ChangedRows], frozen=True, tag="collections.wait"):
     operation = Operation(reads=True, permission="collection:get")  # What it answers, `get` can read.
 
     collection: Name
-    rows: list[KnownRow]
+    rows: Annotated[list[KnownRow], batch_of(limits.COLLECTION_ROWS_MAX, "rows")]
     wait_seconds: Annotated[float, Meta(ge=0, le=limits.COLLECTION_WAIT_SECONDS_MAX)] = 0.0
     universe: Name = UNIVERSE
 
@@ -188,8 +188,8 @@ class ListPartitions(Request[PartitionPage], frozen=True, tag="collections.parti
     )
 
     collection: Name
-    prefix: Annotated[str, Meta(max_length=limits.COLLECTION_PARTITION_BYTES_MAX)] = ""
-    after: Annotated[str, Meta(max_length=limits.COLLECTION_PARTITION_BYTES_MAX)] = ""
+    prefix: PartitionPrefix = ""
+    after: PartitionPrefix = ""
     limit: Annotated[int, Meta(ge=1, le=limits.COLLECTION_ROWS_MAX)] = 100
     universe: Name = UNIVERSE
 
@@ -199,6 +199,6 @@ class ListCollections(Request[CollectionNames], frozen=True, tag="collections.li
         reads=True, stale=True, http=(Route("GET", "/v1/collections", "List the collections with rows."),)
     )
 
-    after: str = ""
+    after: NameAfter = ""
     limit: Annotated[int, Meta(ge=1, le=limits.COLLECTION_ROWS_MAX)] = 100
     universe: Name = UNIVERSE

@@ -17,7 +17,9 @@ from fastness.wire.fields import (
     Limit,
     Name,
     Owner,
+    RecordNumber,
     batch_of,
+    short_text,
 )
 from fastness.wire.requests import Committed, Operation, Request, Route
 
@@ -79,7 +81,10 @@ class ClaimEffects(Request[EffectPage], frozen=True, tag="effects.claim"):
 
     operation = Operation(http=(Route("POST", "/v1/effects/claim", "Lease effects that are due."),))
 
-    kinds: Annotated[list[str], Meta(min_length=1, max_length=limits.EFFECT_KINDS_MAX)]
+    kinds: Annotated[
+        list[Annotated[str, short_text(limits.EFFECT_KIND_BYTES_MAX, least=0)]],
+        Meta(min_length=1, max_length=limits.EFFECT_KINDS_MAX),
+    ]
     owner: Owner
     limit: Annotated[int, Meta(ge=1, le=limits.EFFECT_CLAIMS_MAX)] = 1
     lease_seconds: Annotated[float, Meta(ge=0.001, le=limits.EFFECT_LEASE_SECONDS_MAX)] = EFFECT_LEASE_SECONDS
@@ -91,8 +96,8 @@ class ClaimedEffect(msgspec.Struct, frozen=True):
     """An effect, and the fence of a claim on it."""
 
     world: Name
-    height: int
-    number: int
+    height: RecordNumber
+    number: RecordNumber
     fence: int
 
 
@@ -115,8 +120,8 @@ class CompleteEffect(Request[Committed], frozen=True, tag="effects.complete"):
     )
 
     world: Name
-    height: int
-    number: int
+    height: RecordNumber
+    number: RecordNumber
     fence: int
     payload: bytes = b""
     payload_blob: Hash | None = None
@@ -136,8 +141,8 @@ class FailEffect(Request[Attempted], frozen=True, tag="effects.fail"):
     )
 
     world: Name
-    height: int
-    number: int
+    height: RecordNumber
+    number: RecordNumber
     fence: int
     error: str
     delay_seconds: Annotated[float, Meta(ge=0, le=limits.EFFECT_DELAY_SECONDS_LONGEST)] | None = None
@@ -153,8 +158,8 @@ class ExtendEffect(Request[Committed], frozen=True, tag="effects.extend"):
     )
 
     world: Name
-    height: int
-    number: int
+    height: RecordNumber
+    number: RecordNumber
     fence: int
     lease_seconds: Annotated[float, Meta(ge=0.001, le=limits.EFFECT_LEASE_SECONDS_MAX)] = EFFECT_LEASE_SECONDS
     universe: Name = UNIVERSE

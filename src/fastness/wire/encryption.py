@@ -6,9 +6,8 @@ import msgspec
 from msgspec import Meta
 
 from fastness import limits
-from fastness.errors import InvalidArgument
 from fastness.limits import ENCRYPTION_REWRITE_CALL
-from fastness.wire.fields import Name
+from fastness.wire.fields import Name, NameAfter
 from fastness.wire.requests import Operation, Request
 
 
@@ -56,7 +55,7 @@ class RotateKey(Request[UniverseEncryption], frozen=True, tag="encryption.rotate
 
     operation = Operation(repeatable="another new key does no harm", permission="encryption:rotate", audited=True)
 
-    universe: str  # Empty: the plane's own.
+    universe: NameAfter  # Empty: the plane's own.
     master: bool = False
 
 
@@ -67,11 +66,7 @@ class RewriteValues(Request[Rewritten], frozen=True, tag="encryption.rewrite"):
         repeatable="it goes on where the last call ended", permission="encryption:rewrite", audited=True
     )
 
-    universe: str  # Empty: the plane's own.
+    universe: NameAfter  # Empty: the plane's own.
     limit: Annotated[int, Meta(ge=1, le=limits.ENCRYPTION_REWRITE_CALL)] = (
         ENCRYPTION_REWRITE_CALL  # How many values to look at.
     )
-
-    def check(self) -> None:
-        if not 1 <= self.limit <= ENCRYPTION_REWRITE_CALL:
-            raise InvalidArgument(f"limit is {self.limit}; give 1 to {ENCRYPTION_REWRITE_CALL}")

@@ -8,12 +8,7 @@ from fastness import limits
 from fastness.names import UNIVERSE
 from fastness.tiers import Tier
 from fastness.wire.canonical import check_canonical
-from fastness.wire.fields import (
-    Limit,
-    Name,
-    SummaryLimit,
-    batch_of,
-)
+from fastness.wire.fields import Count, Limit, LockSessionId, Name, NameAfter, SummaryLimit, batch_of
 from fastness.wire.requests import Operation, Request, Route
 
 Fields = dict[str, bytes]  # Each value as canonical CBOR.
@@ -86,8 +81,8 @@ class SeenEntity(msgspec.Struct, frozen=True):
     """A version that must still be current when the transaction commits; 0: the entity must not exist."""
 
     kind: Name
-    id: str
-    version: int
+    id: Name
+    version: Count
     stamp: bytes = b""
 
 
@@ -133,7 +128,7 @@ class ScanEntities(Request[Entities], frozen=True, tag="entities.scan"):
     )
 
     kind: Name
-    after: str = ""
+    after: NameAfter = ""
     limit: Limit = 100
     universe: Name = UNIVERSE
     best_effort: bool = False
@@ -145,7 +140,7 @@ class ListKinds(Request[EntityKinds], frozen=True, tag="entities.kinds"):
         http=(Route("GET", "/v1/surveys/kinds", "List the kinds of entities, with the tiers of their fields."),),
     )
 
-    after: str = ""
+    after: NameAfter = ""
     limit: SummaryLimit = 100
     universe: Name = UNIVERSE
 
@@ -179,11 +174,13 @@ class WriteEntities(Request[Written], frozen=True, tag="entities.write"):
     )
 
     writes: Annotated[list[EntityWrite], batch_of(limits.ENTITY_WRITES_MAX, "entities")]
-    seen: list[SeenEntity] = msgspec.field(default_factory=list)
+    seen: Annotated[list[SeenEntity], batch_of(limits.ENTITY_WRITES_MAX, "versions", least=0)] = msgspec.field(
+        default_factory=list
+    )
     session: Name | None = None
     universe: Name = UNIVERSE
     # The id of the caller's lock session: its own locks do not exclude the write, which is refused once it has ended.
-    lock_session: str | None = None
+    lock_session: LockSessionId | None = None
 
     def check(self) -> None:
         for write in self.writes:
@@ -203,7 +200,7 @@ class PutEntity(Request[Written], frozen=True, tag="entities.put"):
     session: Name | None = None
     universe: Name = UNIVERSE
     # The id of the caller's lock session: its own locks do not exclude the write, which is refused once it has ended.
-    lock_session: str | None = None
+    lock_session: LockSessionId | None = None
 
     def check(self) -> None:
         for value in self.fields.values():
@@ -217,4 +214,4 @@ class DeleteEntity(Request[Written], frozen=True, tag="entities.delete"):
     id: Name
     expected_version: int | None = None
     universe: Name = UNIVERSE
-    lock_session: str | None = None
+    lock_session: LockSessionId | None = None

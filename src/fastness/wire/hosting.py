@@ -19,6 +19,7 @@ from fastness.wire.fields import (
     Hash,
     Limit,
     Name,
+    NameOrAll,
     Owner,
     batch_of,
 )
@@ -145,7 +146,7 @@ class ClaimWorlds(Request[ClaimedWorlds], frozen=True, tag="hosting.claim"):
         http=(Route("POST", "/v1/hosting/claim", "Claim worlds that have work."),),
     )
 
-    programs: Annotated[list[str], Meta(max_length=limits.HOST_PROGRAMS_MAX)]
+    programs: Annotated[list[Name], Meta(max_length=limits.HOST_PROGRAMS_MAX)]
     owner: Owner
     limit: Annotated[int, Meta(ge=1, le=limits.HOSTED_WORLDS_MAX)] = 16
     lease_seconds: Annotated[float, Meta(ge=0.001, le=limits.HOST_LEASE_SECONDS_MAX)] = HOST_LEASE_SECONDS
@@ -247,8 +248,8 @@ class SetSendPolicy(Request[SendPolicy], frozen=True, tag="hosting.policy.set"):
         http=(Route("PUT", "/v1/hosting/policy", "Set which sends between universes this universe allows."),),
     )
 
-    sends_to: Annotated[list[str], Meta(max_length=limits.SEND_UNIVERSES_MAX)] | None = None
-    accepts_from: Annotated[list[str], Meta(max_length=limits.SEND_UNIVERSES_MAX)] | None = None
+    sends_to: Annotated[list[NameOrAll], Meta(max_length=limits.SEND_UNIVERSES_MAX)] | None = None
+    accepts_from: Annotated[list[NameOrAll], Meta(max_length=limits.SEND_UNIVERSES_MAX)] | None = None
     universe: Name = UNIVERSE
 
 
@@ -274,7 +275,7 @@ class RenewWorlds(Request[RenewedWorlds], frozen=True, tag="hosting.renew"):
         http=(Route("POST", "/v1/hosting/renew", "Renew the claims on worlds."),),
     )
 
-    worlds: Annotated[list[tuple[str, int]], batch_of(limits.HOSTED_WORLDS_MAX, "worlds")]
+    worlds: Annotated[list[tuple[Name, int]], batch_of(limits.HOSTED_WORLDS_MAX, "worlds")]
     owner: Owner
     lease_seconds: Annotated[float, Meta(ge=0.001, le=limits.HOST_LEASE_SECONDS_MAX)] = HOST_LEASE_SECONDS
     universe: Name = UNIVERSE
@@ -369,6 +370,6 @@ class RetryAside(Request[Committed], frozen=True, tag="hosting.aside.retry"):
     )
 
     world: Name
-    sequence: int
+    sequence: Count
     drop: bool = False
     universe: Name = UNIVERSE

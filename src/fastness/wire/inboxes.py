@@ -1,17 +1,15 @@
 """Inbox items: the five kinds of input to a world, checked before they are stored."""
 
-import re
 from collections.abc import Sequence
-from typing import Annotated, Final
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from fastness import limits
-from fastness.errors import InvalidArgument, PayloadTooLarge
+from fastness.errors import PayloadTooLarge
 from fastness.limits import (
     EFFECT_ATTEMPTS,
-    EFFECT_ATTEMPTS_MAX,
     EFFECT_KIND_BYTES_MAX,
     EFFECT_PARAMS_BYTES_MAX,
     INBOX_HEADERS_MAX,
@@ -20,8 +18,7 @@ from fastness.limits import (
     INBOX_TEXT_BYTES_MAX,
     INTENT_HASH_BYTES_MAX,
 )
-
-_HASH: Final = re.compile("[0-9a-f]{64}")
+from fastness.wire.fields import Hash, RecordNumber
 
 
 class Effect(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -36,7 +33,7 @@ class Effect(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 class Timer(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A time at which a world wants an item in its inbox. A pending timer with the same intent hash is replaced."""
 
-    deliver_at_ns: int
+    deliver_at_ns: RecordNumber
     intent_hash: bytes
     payload: bytes = b""
 
@@ -47,7 +44,7 @@ class _Item(
     """The fields of all items. A payload is bytes up to 4 KiB, or the hash of a blob."""
 
     payload: bytes = b""
-    payload_blob: str | None = None
+    payload_blob: Hash | None = None
     effects: tuple[Effect, ...] = ()
     timers: tuple[Timer, ...] = ()
 
@@ -92,27 +89,12 @@ class Control(_Item, frozen=True, tag="control"):
 InboxItem = DomainEvent | EffectReceipt | InboundMessage | TimerFired | Control
 
 
-KINDS: Final = (DomainEvent, EffectReceipt, InboundMessage, TimerFired, Control)
-
-
-def fault_of(item: InboxItem) -> str | None:
-    """What is wrong with an item whose types are right; None if it is valid."""
-    if item.payload and item.payload_blob is not None:
-        return "it has a payload and a blob; give one of them"
-    if item.payload_blob is not None and not _HASH.fullmatch(item.payload_blob):
-        return "its payload_blob is no blob's name; use the 64 hex digits that put returned"
-    return _fault_of_requests(item.effects, item.timers)
-
-
 def check_requests(effects: Sequence[Effect], timers: Sequence[Timer]) -> None:
     """Check effects and timers that are not part of an item.
 
     Raises:
-        InvalidArgument: one of them has a value that is not allowed.
         PayloadTooLarge: one of them is too large.
     """
-    if (fault := _fault_of_requests(effects, timers)) is not None:
-        raise InvalidArgument(f"The effects or timers are invalid: {fault}")
     if (excess := _excess_of_requests(effects, timers)) is not None:
         raise PayloadTooLarge(f"The effects or timers are too large: {excess}")
     largest = max((len(effect.params) for effect in effects), default=0)
@@ -120,15 +102,6 @@ def check_requests(effects: Sequence[Effect], timers: Sequence[Timer]) -> None:
         raise PayloadTooLarge(
             f"An effect has {largest} bytes of params and may have {EFFECT_PARAMS_BYTES_MAX}; store them as a blob"
         )
-
-
-def _fault_of_requests(effects: Sequence[Effect], timers: Sequence[Timer]) -> str | None:
-    if any(not 0 <= timer.deliver_at_ns < 1 << 63 for timer in timers):
-        return "a timer is due before 1970 or after 2262; nanoseconds since the epoch are wanted"
-    for effect in effects:
-        if not 0 < effect.max_attempts <= EFFECT_ATTEMPTS_MAX:
-            return f"an effect has max_attempts={effect.max_attempts}; give 1 to {EFFECT_ATTEMPTS_MAX}"
-    return None
 
 
 def excess_of(item: InboxItem, *, payload_bytes_max: int = INBOX_INLINE_BYTES_MAX) -> str | None:

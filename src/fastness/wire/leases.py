@@ -4,7 +4,7 @@ import msgspec
 
 from fastness.limits import LEASE_TTL_SECONDS
 from fastness.names import UNIVERSE
-from fastness.wire.fields import Key, LeaseTtlSeconds, LeaseWaitSeconds, Limit, Name, Owner, SummaryLimit
+from fastness.wire.fields import Key, KeyAfter, LeaseTtlSeconds, LeaseWaitSeconds, Limit, Name, Owner, SummaryLimit
 from fastness.wire.requests import Committed, Operation, Request, Route
 
 
@@ -143,7 +143,7 @@ class ListLeases(Request[Leases], frozen=True, tag="leases.list"):
 
     operation = Operation(reads=True, stale=True, http=(Route("GET", "/v1/leases", "List the leases that are held."),))
 
-    after: str = ""
+    after: KeyAfter = ""
     limit: Limit = 100
     universe: Name = UNIVERSE
 

@@ -12,7 +12,17 @@ from msgspec import Meta
 from fastness import limits
 from fastness.limits import LOCK_LEASE_SECONDS
 from fastness.names import UNIVERSE
-from fastness.wire.fields import LeaseWaitSeconds, Limit, LockClaim, LockMode, LockPaths, LockSessionId, Name
+from fastness.wire.fields import (
+    LeaseWaitSeconds,
+    Limit,
+    LockClaim,
+    LockMode,
+    LockPaths,
+    LockSessionId,
+    Name,
+    NameAfter,
+    short_text,
+)
 from fastness.wire.requests import Committed, Operation, Request, Route
 
 
@@ -130,7 +140,7 @@ class AcquireLocks(Request[GrantedLocks], frozen=True, tag="locks.acquire"):
     claim: LockClaim  # Chosen by the caller; unique within the session. With other paths or another mode it is refused.
     paths: LockPaths
     mode: LockMode = "X"
-    owner: Annotated[str, Meta(max_length=limits.OWNER_BYTES_MAX)] = (
+    owner: Annotated[str, short_text(limits.OWNER_BYTES_MAX, least=0)] = (
         ""  # For people: names the holder in lists and error messages.
     )
     lease_seconds: Annotated[float, Meta(ge=limits.LOCK_LEASE_SECONDS_MIN, le=limits.LOCK_LEASE_SECONDS_MAX)] = (
@@ -178,7 +188,7 @@ class ListLockSessions(Request[LockSessions], frozen=True, tag="locks.list"):
         http=(Route("GET", "/v1/locks", "List the sessions that hold ordered locks or wait for them."),),
     )
 
-    after: str = ""
+    after: NameAfter = ""
     limit: Limit = 100
     universe: Name = UNIVERSE
 

@@ -10,7 +10,7 @@ from fastness.errors import SealBroken
 from fastness.limits import MAIL_TTL_SECONDS, MAILBOX_MAILS_MAX
 from fastness.names import UNIVERSE
 from fastness.tiers import Tier
-from fastness.wire.fields import CorrelationId, Limit, MailSession, Name
+from fastness.wire.fields import CorrelationId, Limit, MailId, Name, NameAfter, batch_of
 from fastness.wire.json_values import decode_json
 from fastness.wire.requests import Committed, Operation, Request, Route
 
@@ -149,8 +149,10 @@ class Addresses(msgspec.Struct, frozen=True):
 class MailPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The limits of all mailboxes of a universe. A server may have other defaults, for universes without a policy."""
 
-    pending_max: int = MAILBOX_MAILS_MAX  # Unconfirmed mails of one mailbox; more are refused.
-    ttl_seconds: float = MAIL_TTL_SECONDS
+    pending_max: Annotated[int, Meta(ge=1, le=limits.MAILBOX_MAILS_LIMIT_MAX)] = (
+        MAILBOX_MAILS_MAX  # Unconfirmed mails of one mailbox; more are refused.
+    )
+    ttl_seconds: Annotated[float, Meta(ge=1, le=limits.MAIL_TTL_SECONDS_MAX)] = MAIL_TTL_SECONDS
 
 
 class Confirmed(msgspec.Struct, frozen=True):
@@ -169,7 +171,7 @@ class SendMail(Request[SentMails], frozen=True, tag="mail.send"):
     )
 
     sender: str
-    mails: list[NewMail]
+    mails: Annotated[list[NewMail], batch_of(limits.MAIL_BATCH_MAX, "mails")]
     universe: Name = UNIVERSE
 
 
@@ -179,7 +181,7 @@ class JoinMailbox(Request[Joined], frozen=True, tag="mail.join"):
     operation = Operation(http=(Route("POST", "/v1/mailboxes/{agent}/join", "Become the only reader of the mailbox."),))
 
     agent: str
-    session: MailSession
+    session: MailId
     universe: Name = UNIVERSE
 
 
@@ -189,7 +191,7 @@ class LeaveMailbox(Request[Committed], frozen=True, tag="mail.leave"):
     operation = Operation(http=(Route("POST", "/v1/mailboxes/{agent}/leave", "Stop being the reader of the mailbox."),))
 
     agent: str
-    session: MailSession
+    session: MailId
     universe: Name = UNIVERSE
 
 
@@ -210,7 +212,7 @@ class ReadMail(Request[Mails], frozen=True, tag="mail.read"):
     after: int = -1
     limit: Annotated[int, Meta(ge=1, le=limits.MAIL_BATCH_MAX)] = 50
     wait_seconds: Annotated[float, Meta(ge=0, le=limits.MAIL_WAIT_SECONDS_MAX)] = 0.0
-    session: MailSession | None = None
+    session: MailId | None = None
     peek: bool = False  # Send no delivery receipts.
     universe: Name = UNIVERSE
     bytes_max: int | None = None  # Stop after this many bytes of bodies.
@@ -231,7 +233,7 @@ class ConfirmMail(Request[Confirmed], frozen=True, tag="mail.confirm"):
     )
 
     agent: str
-    ids: list[str]
+    ids: Annotated[list[MailId], batch_of(limits.MAIL_BATCH_MAX, "mails")]
     universe: Name = UNIVERSE
 
 
@@ -312,7 +314,7 @@ class ListMailboxes(Request[Mailboxes], frozen=True, tag="mail.list"):
         http=(Route("GET", "/v1/mailboxes", "List the mailboxes, with the number of waiting mails in each."),),
     )
 
-    after: str = ""
+    after: NameAfter = ""
     limit: Annotated[int, Meta(ge=1, le=limits.MAIL_BATCH_MAX)] = 100
     universe: Name = UNIVERSE
 

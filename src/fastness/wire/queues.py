@@ -23,8 +23,10 @@ from fastness.wire.fields import (
     MessageBatch,
     MessageKey,
     Name,
+    NameAfter,
     Owner,
     Priority,
+    QueueName,
     ReceiveWaitSeconds,
     RetentionSeconds,
     SearchedText,
@@ -32,6 +34,8 @@ from fastness.wire.fields import (
     VisibilitySeconds,
     WaitSeconds,
     one_of,
+    short_text,
+    worded,
 )
 from fastness.wire.leases import LeaseProof
 from fastness.wire.requests import Operation, Request, RequestWithoutTier, Route
@@ -251,8 +255,8 @@ class NewResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
     value: bytes = b""
     content_type: str = "application/octet-stream"
-    blob: str | None = None
-    blob_size: int = 0
+    blob: Hash | None = None
+    blob_size: Count = 0
 
 
 class MessageResult(msgspec.Struct, frozen=True):
@@ -460,10 +464,10 @@ class QueuePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     visibility_seconds: VisibilitySeconds = 30.0
     max_attempts: MaxAttempts = 5
-    dead_letter_queue: Name | None = None  # Default: "<queue>.dlq".
+    dead_letter_queue: QueueName | None = None  # Default: "<queue>.dlq".
     retention_seconds: RetentionSeconds | None = None  # How long a message without a TTL is kept; None: for ever.
     dead_letter_retention_seconds: RetentionSeconds = 1_209_600.0
-    rate_per_second: Annotated[float, Meta(ge=0.001, le=1000000)] | None = None  # Deliveries; None: no limit.
+    rate_per_second: Annotated[float, Meta(ge=0.001, le=limits.RATE_MAX)] | None = None  # Deliveries; None: no limit.
     paused: bool = False
     failures_kept: Annotated[int, Meta(ge=0, le=limits.FAILURES_KEPT_MAX)] = (
         10  # Failed attempts that are kept of each message, the newest.
@@ -479,13 +483,13 @@ class QueuePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     history: Literal["none", "durable"] = "none"  # durable: every change of a message is recorded in its commit,
     history_seconds: RetentionSeconds = 604_800.0  # and kept for this time.
     result_ttl_seconds: RetentionSeconds = 3_600.0  # How long results are kept, and that a message was cancelled.
-    concurrency_per_key: Annotated[int, Meta(ge=1)] | None = (
+    concurrency_per_key: Annotated[int, Meta(ge=1, le=limits.RATE_MAX)] | None = (
         None  # Leases of the messages of one key at a time; None: no limit.
     )
-    rate_per_key: Annotated[float, Meta(ge=0.001)] | None = (
+    rate_per_key: Annotated[float, Meta(ge=0.001, le=limits.RATE_MAX)] | None = (
         None  # Deliveries per second of the messages of one key; None: no limit.
     )
-    burst_per_key: Annotated[int, Meta(ge=1)] | None = (
+    burst_per_key: Annotated[int, Meta(ge=1, le=limits.RATE_MAX)] | None = (
         None  # Deliveries that an idle key accumulates; None: those of a second, at least one.
     )
     fair: bool = False  # Messages of different keys take turns. Priorities count within a key then.
@@ -579,7 +583,7 @@ class Schedules(msgspec.Struct, frozen=True):
 class PutMessages(Request[Receipts], frozen=True, tag="queues.put"):
     operation = Operation(stores=True, atomic=True)
 
-    queue: Name
+    queue: QueueName
     messages: Annotated[list[NewMessage], MessageBatch]
     universe: Name = UNIVERSE
     must_exist: bool = False  # Refuse it if the queue does not exist, instead of making the queue.
@@ -593,7 +597,7 @@ class ReceiveMessages(RequestWithoutTier[Deliveries], frozen=True, tag="queues.r
     same commit, or at once if the call has to wait; the acks are always waited for.
     """
 
-    queue: Name
+    queue: QueueName
     owner: Owner
     max_messages: Annotated[int, Meta(ge=1, le=limits.MESSAGES_MAX)] = 1
     wait_seconds: ReceiveWaitSeconds = 0.0
@@ -615,7 +619,7 @@ class AckMessages(Request[Outcomes], frozen=True, tag="queues.ack"):
 
     operation = Operation(atomic=True)
 
-    queue: Name
+    queue: QueueName
     leases: list[MessageLease]
     universe: Name = UNIVERSE
     packed: list[PackedAck] = msgspec.field(default_factory=list)
@@ -632,7 +636,7 @@ class NackMessages(Request[Outcomes], frozen=True, tag="queues.nack"):
 
     operation = Operation(atomic=True)
 
-    queue: Name
+    queue: QueueName
     leases: Annotated[list[MessageLease], MessageBatch]
     delay_seconds: DelaySeconds | None = None
     intent: Annotated[str, one_of("failure", "defer")] = "failure"
@@ -647,7 +651,7 @@ class RejectMessages(Request[Outcomes], frozen=True, tag="queues.reject"):
 
     operation = Operation(atomic=True)
 
-    queue: Name
+    queue: QueueName
     leases: Annotated[list[MessageLease], MessageBatch]
     error: str | None = None
     universe: Name = UNIVERSE
@@ -660,9 +664,16 @@ class ExtendMessages(Request[Outcomes], frozen=True, tag="queues.extend"):
 
     operation = Operation(atomic=True)
 
-    queue: Name
+    queue: QueueName
     leases: Annotated[list[MessageLease], MessageBatch]
-    seconds: VisibilitySeconds
+    seconds: Annotated[
+        float,
+        worded(
+            f"0.001 to {limits.VISIBILITY_SECONDS_MAX:,.0f} seconds; to return the message, nack it",
+            ge=0.001,
+            le=limits.VISIBILITY_SECONDS_MAX,
+        ),
+    ]
     universe: Name = UNIVERSE
 
 
@@ -670,7 +681,7 @@ class VisibilityChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """When the lease of a message ends: `seconds` from now. With 0 the message returns to the queue at once."""
 
     lease: MessageLease
-    seconds: float
+    seconds: float  # Out of its range, it is refused by its own outcome.
 
 
 class ChangeVisibility(Request[Outcomes], frozen=True, tag="queues.change_visibility"):
@@ -682,10 +693,10 @@ class ChangeVisibility(Request[Outcomes], frozen=True, tag="queues.change_visibi
 
     operation = Operation(atomic=True)
 
-    queue: Name
+    queue: QueueName
     changes: Annotated[list[VisibilityChange], MessageBatch]
     universe: Name = UNIVERSE
-    late_owner: Annotated[str, Meta(max_length=limits.OWNER_BYTES_MAX)] = ""
+    late_owner: Annotated[str, short_text(limits.OWNER_BYTES_MAX, least=0)] = ""
 
     @property
     def leases(self) -> list[MessageLease]:
@@ -698,7 +709,7 @@ class CheckMessages(Request[Outcomes], frozen=True, tag="queues.check"):
 
     operation = Operation(reads=True, atomic=True)
 
-    queue: Name
+    queue: QueueName
     leases: Annotated[list[MessageLease], MessageBatch]
     universe: Name = UNIVERSE
 
@@ -714,7 +725,7 @@ class GetMessage(Request[MessageInfo], frozen=True, tag="queues.get"):
         ),
     )
 
-    queue: Name
+    queue: QueueName
     id: str
     universe: Name = UNIVERSE
 
@@ -732,7 +743,7 @@ class SearchMessages(Request[FoundMessages], frozen=True, tag="queues.search"):
         http=(Route("GET", "/v1/queues/{queue}/messages", "Search the messages of a queue."),),
     )
 
-    queue: Name
+    queue: QueueName
     states: list[MessageState] = msgspec.field(default_factory=list)  # Empty: all.
     key: SearchedText | None = None
     group: SearchedText | None = None
@@ -757,7 +768,7 @@ class CancelMessage(Request[MessageInfo], frozen=True, tag="queues.cancel"):
         http=(Route("POST", "/v1/queues/{queue}/messages/{id}/cancel", "Cancel a message."),),
     )
 
-    queue: Name
+    queue: QueueName
     id: str
     universe: Name = UNIVERSE
 
@@ -775,7 +786,7 @@ class CancelMessages(Request[Outcomes], frozen=True, tag="queues.cancel_many"):
         http=(Route("POST", "/v1/queues/{queue}/messages/cancel", "Cancel several messages."),),
     )
 
-    queue: Name
+    queue: QueueName
     ids: Annotated[list[str], MessageBatch]
     universe: Name = UNIVERSE
 
@@ -788,7 +799,7 @@ class DeleteMessages(Request[Outcomes], frozen=True, tag="queues.delete_messages
         http=(Route("POST", "/v1/queues/{queue}/messages/delete", "Delete messages that are not leased."),),
     )
 
-    queue: Name
+    queue: QueueName
     ids: Annotated[list[str], MessageBatch]
     universe: Name = UNIVERSE
 
@@ -805,9 +816,9 @@ class MoveMessages(Request[Outcomes], frozen=True, tag="queues.move"):
         http=(Route("POST", "/v1/queues/{queue}/messages/move", "Move messages to another queue."),),
     )
 
-    queue: Name
+    queue: QueueName
     ids: Annotated[list[str], MessageBatch]
-    to: Name
+    to: QueueName
     universe: Name = UNIVERSE
 
     def queue_names(self) -> tuple[str, ...]:
@@ -826,7 +837,7 @@ class UpdateMessage(Request[MessageInfo], frozen=True, tag="queues.update"):
         ),
     )
 
-    queue: Name
+    queue: QueueName
     id: str
     priority: Priority | None = None
     delay_seconds: DelaySeconds | None = None
@@ -841,7 +852,7 @@ class GetResult(Request[MessageResult], frozen=True, tag="queues.result"):
         http=(Route("GET", "/v1/queues/{queue}/messages/{id}/result", "Wait for the result of a message."),),
     )
 
-    queue: Name
+    queue: QueueName
     id: str
     wait_seconds: WaitSeconds = 0.0
     universe: Name = UNIVERSE
@@ -852,7 +863,7 @@ class WaitForCancel(Request[Outcomes], frozen=True, tag="queues.wait_for_cancel"
 
     operation = Operation(reads=True, permission="queue:extend")  # Tokens of workers have it already.
 
-    queue: Name
+    queue: QueueName
     leases: Annotated[list[MessageLease], MessageBatch]
     wait_seconds: ReceiveWaitSeconds
     universe: Name = UNIVERSE
@@ -867,7 +878,7 @@ class GetKey(Request[KeyInfo], frozen=True, tag="queues.keys.get"):
         http=(Route("GET", "/v1/queues/{queue}/keys/{key:path}", "Read the state of a key of messages."),),
     )
 
-    queue: Name
+    queue: QueueName
     key: MessageKey
     universe: Name = UNIVERSE
 
@@ -889,9 +900,9 @@ class PauseKey(Request[KeyInfo], frozen=True, tag="queues.keys.pause"):
         ),
     )
 
-    queue: Name
+    queue: QueueName
     key: MessageKey
-    until_ms: int | None = None
+    until_ms: Count | None = None
     seconds: DelaySeconds | None = None
     universe: Name = UNIVERSE
 
@@ -905,7 +916,7 @@ class PeekMessages(Request[Deliveries], frozen=True, tag="queues.peek"):
         http=(Route("GET", "/v1/queues/{queue}/peek", "Read ready messages without leasing them."),),
     )
 
-    queue: Name
+    queue: QueueName
     limit: Limit = 10
     universe: Name = UNIVERSE
 
@@ -919,7 +930,7 @@ class ReadQueueHistory(Request[MessageEvents], frozen=True, tag="queues.history"
         http=(Route("GET", "/v1/queues/{queue}/history", "Read the recorded changes of a queue's messages."),),
     )
 
-    queue: Name
+    queue: QueueName
     after: str = ""
     limit: Annotated[int, Meta(ge=1, le=limits.HISTORY_PAGE_MAX)] = 1_000
     universe: Name = UNIVERSE
@@ -934,7 +945,7 @@ class ListLeasedMessages(Request[LeasedMessages], frozen=True, tag="queues.lease
         http=(Route("GET", "/v1/queues/{queue}/leased", "List the leased messages, with their owners and expiries."),),
     )
 
-    queue: Name
+    queue: QueueName
     after: str = ""
     limit: Annotated[int, Meta(ge=1, le=limits.LEASED_LIST_MAX)] = 100
     universe: Name = UNIVERSE
@@ -945,7 +956,7 @@ class GetQueueStats(Request[QueueStats], frozen=True, tag="queues.stats"):
         reads=True, stale=True, http=(Route("GET", "/v1/queues/{queue}", "Read the number of messages in each state."),)
     )
 
-    queue: Name
+    queue: QueueName
     universe: Name = UNIVERSE
     must_exist: bool = False  # Refuse it if the queue does not exist, instead of answering zeros.
 
@@ -958,7 +969,7 @@ class ListQueues(Request[QueueNames], frozen=True, tag="queues.list"):
         http=(Route("GET", "/v1/queues", "List the names of queues, in order.", fixed={"only": []}),),
     )
 
-    after: str = ""
+    after: NameAfter = ""
     limit: Limit = 100
     universe: Name = UNIVERSE
     only: list[str] = msgspec.field(default_factory=list)  # Empty: all. A server sets the caller's.
@@ -977,7 +988,7 @@ class SurveyQueues(Request[QueueSurvey], frozen=True, tag="queues.survey"):
         http=(Route("GET", "/v1/surveys/queues", "Summarize each queue.", fixed={"only": []}),),
     )
 
-    after: str = ""
+    after: NameAfter = ""
     limit: SummaryLimit = 100
     universe: Name = UNIVERSE
     text: Annotated[str, Meta(max_length=limits.NAME_BYTES_MAX)] = ""
@@ -991,7 +1002,7 @@ class PurgeQueue(Request[Moved], frozen=True, tag="queues.purge"):
         audited=True, http=(Route("POST", "/v1/queues/{queue}/purge", "Remove all messages that are not leased."),)
     )
 
-    queue: Name
+    queue: QueueName
     universe: Name = UNIVERSE
     leased: bool = False
 
@@ -1006,7 +1017,7 @@ class DeleteQueue(Request[Moved], frozen=True, tag="queues.delete"):
         audited=True, http=(Route("DELETE", "/v1/queues/{queue}", "Remove a queue and its messages."),)
     )
 
-    queue: Name
+    queue: QueueName
     force: bool = False
     universe: Name = UNIVERSE
 
@@ -1021,7 +1032,7 @@ class RedriveMessages(Request[Moved], frozen=True, tag="queues.redrive"):
         ),
     )
 
-    queue: Name
+    queue: QueueName
     ids: list[str] | None = None
     limit: Annotated[int, Meta(ge=1)] = 1_000
     universe: Name = UNIVERSE
@@ -1030,7 +1041,7 @@ class RedriveMessages(Request[Moved], frozen=True, tag="queues.redrive"):
 class GetQueuePolicy(Request[QueuePolicy], frozen=True, tag="queues.policy.get"):
     operation = Operation(reads=True, http=(Route("GET", "/v1/queues/{queue}/policy", "Read the policy of a queue."),))
 
-    queue: Name
+    queue: QueueName
     universe: Name = UNIVERSE
 
 
@@ -1040,7 +1051,7 @@ class SetQueuePolicy(Request[QueuePolicy], frozen=True, tag="queues.policy.set")
         http=(Route("PUT", "/v1/queues/{queue}/policy", "Set the policy of a queue.", body_field="policy"),),
     )
 
-    queue: Name
+    queue: QueueName
     policy: QueuePolicy
     universe: Name = UNIVERSE
 
@@ -1061,7 +1072,7 @@ class PauseQueue(Request[QueuePolicy], frozen=True, tag="queues.pause"):
         ),
     )
 
-    queue: Name
+    queue: QueueName
     paused: bool = True
     universe: Name = UNIVERSE
 
@@ -1080,7 +1091,7 @@ class SetSchedule(Request[Schedule], frozen=True, tag="queues.schedules.set"):
         ),
     )
 
-    queue: Name
+    queue: QueueName
     name: Name
     cron: str
     message: NewMessage
@@ -1093,7 +1104,7 @@ class RemoveSchedule(Request[Moved], frozen=True, tag="queues.schedules.remove")
         audited=True, http=(Route("DELETE", "/v1/queues/{queue}/schedules/{name}", "Remove a schedule."),)
     )
 
-    queue: Name
+    queue: QueueName
     name: Name
     universe: Name = UNIVERSE
 
@@ -1103,7 +1114,7 @@ class ListSchedules(Request[Schedules], frozen=True, tag="queues.schedules.list"
         reads=True, stale=True, http=(Route("GET", "/v1/queues/{queue}/schedules", "List the schedules of a queue."),)
     )
 
-    queue: Name
+    queue: QueueName
     universe: Name = UNIVERSE
 
 

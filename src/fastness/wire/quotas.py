@@ -6,8 +6,6 @@ import msgspec
 from msgspec import Meta
 
 from fastness import limits
-from fastness.errors import InvalidArgument
-from fastness.limits import QUOTA_COUNT_MAX, QUOTA_RATE_MAX, QUOTA_RATE_MIN
 from fastness.wire.fields import Name
 from fastness.wire.requests import Operation, Request, Route
 
@@ -36,18 +34,6 @@ class Quota(msgspec.Struct, frozen=True, omit_defaults=True):
     def is_empty(self) -> bool:
         """Whether it limits nothing."""
         return self == Quota()
-
-    def check(self) -> None:
-        """Raise InvalidArgument if a limit is out of range."""
-        for name, count in (("messages", self.messages), ("bytes", self.bytes), ("connections", self.connections)):
-            if count is not None and (count.__class__ is not int or not 0 <= count <= QUOTA_COUNT_MAX):
-                raise InvalidArgument(f"{name} is {count!r}; give 0 to {QUOTA_COUNT_MAX}, or leave it out for no limit")
-        rate = self.rate_per_second
-        if rate is not None and (rate.__class__ not in (int, float) or not QUOTA_RATE_MIN <= rate <= QUOTA_RATE_MAX):
-            raise InvalidArgument(
-                f"rate_per_second is {rate!r}; give {QUOTA_RATE_MIN} to {QUOTA_RATE_MAX:.0f}, or leave it out for no "
-                "limit"
-            )
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -94,9 +80,6 @@ class SetQuota(Request[Quota], frozen=True, tag="universes.quota.set"):
 
     universe: Name
     quota: Quota = Quota()
-
-    def check(self) -> None:
-        self.quota.check()
 
 
 class GetQuota(Request[Quota], frozen=True, tag="universes.quota.get"):

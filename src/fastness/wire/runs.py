@@ -17,13 +17,17 @@ from fastness.wire.fields import (
     Hash,
     Name,
     RunId,
+    RunIdAfter,
     WaitSeconds,
     one_of,
+    short_name,
+    short_text,
 )
 from fastness.wire.requests import Committed, Operation, Request, Route
 
 RUN_PREFIX: Final = "run:"  # Of the names of worlds.
 WORKFLOW_PREFIX: Final = "workflow:"  # Of the names of programs.
+WorkflowName = Annotated[str, short_name("name of a workflow", limits.NAME_BYTES_MAX - len(WORKFLOW_PREFIX))]
 START: Final = "run.start"  # The schema of the item that starts a run: a payload of canonical CBOR [args, kwargs].
 SIGNAL: Final = "run.signal"  # Of a signal: `key` is its name, and the payload its value as canonical CBOR.
 CHILD: Final = "run.child"  # Of the end of a child: `key` is its id, and the payload CBOR of a map (`ChildEnd`).
@@ -94,7 +98,7 @@ class StartRun(Request[RunInfo], frozen=True, tag="runs.start"):
         ),
     )
 
-    workflow: Name
+    workflow: WorkflowName
     id: RunId | None = None
     arguments: bytes = NO_ARGUMENTS  # Canonical CBOR [args, kwargs].
     parent: RunId | None = None  # The run that is told how this one ended.
@@ -114,7 +118,7 @@ class GetRun(Request[RunInfo], frozen=True, tag="runs.get"):
 
     operation = Operation(reads=True, http=(Route("GET", "/v1/runs/{id}", "Describe a run."),))
 
-    id: str
+    id: RunId
     wait_seconds: WaitSeconds = 0.0
     universe: Name = UNIVERSE
 
@@ -122,9 +126,9 @@ class GetRun(Request[RunInfo], frozen=True, tag="runs.get"):
 class ListRuns(Request[Runs], frozen=True, tag="runs.list"):
     operation = Operation(reads=True, http=(Route("GET", "/v1/runs", "List runs, all or those in a state."),))
 
-    state: Annotated[str, one_of("running", "stopped", "completed", "failed", "cancelled")] | None = None
+    state: Annotated[str, one_of(*STATES)] | None = None
     workflow: str | None = None
-    after: str = ""
+    after: RunIdAfter = ""
     limit: Annotated[int, Meta(ge=1, le=limits.RUNS_LISTED_MAX)] = 100
     universe: Name = UNIVERSE
 
@@ -136,8 +140,8 @@ class SignalRun(Request[Committed], frozen=True, tag="runs.signal"):
         http=(Route("POST", "/v1/runs/{id}/signals/{name}", "Send a signal to a run.", status=201),),
     )
 
-    id: str
-    name: str
+    id: RunId
+    name: Name
     value: bytes = NOTHING  # Canonical CBOR.
     universe: Name = UNIVERSE
     value_blob: Hash | None = None  # The hash of a blob with the value, instead of `value`.
@@ -158,8 +162,8 @@ class CancelRun(Request[RunInfo], frozen=True, tag="runs.cancel"):
         http=(Route("POST", "/v1/runs/{id}/cancel", "Cancel a run."),),
     )
 
-    id: str
-    reason: Annotated[str, Meta(max_length=limits.RUN_REASON_BYTES_MAX)] = ""
+    id: RunId
+    reason: Annotated[str, short_text(limits.RUN_REASON_BYTES_MAX, least=0)] = ""
     force: bool = False
     universe: Name = UNIVERSE
 
@@ -172,9 +176,9 @@ class UpdateRun(Request[RunInfo], frozen=True, tag="runs.update"):
 
     operation = Operation(stores=True, atomic=True)
 
-    id: str
+    id: RunId
     fence: int
-    state: str = RUNNING
+    state: Annotated[str, one_of(RUNNING, COMPLETED, FAILED, CANCELLED)] = RUNNING
     result: bytes | None = None
     error: str | None = None
     error_code: str | None = None
@@ -197,5 +201,5 @@ class DeleteRun(Request[Committed], frozen=True, tag="runs.delete"):
         http=(Route("DELETE", "/v1/runs/{id}", "Delete a run that has ended."),),
     )
 
-    id: str
+    id: RunId
     universe: Name = UNIVERSE

@@ -13,7 +13,7 @@ from msgspec import Meta
 from fastness import limits
 from fastness.limits import SQS_LIST_MAX, SQS_MESSAGE_BYTES_MAX
 from fastness.names import UNIVERSE
-from fastness.wire.fields import Name
+from fastness.wire.fields import Name, NameAfter, QueueName
 from fastness.wire.requests import Operation, Request
 
 ARN_PREFIX: Final = "arn:aws:sqs:us-east-1:000000000000"  # Of queue names, unless the server has another one.
@@ -134,7 +134,7 @@ class GetSqsQueue(Request[SqsQueue], frozen=True, tag="sqs.get"):
 
     operation = Operation(queue_field="name", permission="sqs:get", reads=True)
 
-    name: str
+    name: QueueName
     arn_prefix: str = ARN_PREFIX
     universe: Name = UNIVERSE
 
@@ -144,7 +144,7 @@ class GetSqsSettings(Request[SqsSettings], frozen=True, tag="sqs.settings"):
 
     operation = Operation(queue_field="name", permission="sqs:settings", reads=True)
 
-    name: str
+    name: QueueName
     universe: Name = UNIVERSE
 
 
@@ -153,8 +153,8 @@ class ListSqsQueues(Request[SqsQueueNames], frozen=True, tag="sqs.list"):
 
     operation = Operation(permission="sqs:list", reads=True, lists_queues=True)
 
-    prefix: str = ""
-    after: str = ""
+    prefix: NameAfter = ""
+    after: NameAfter = ""
     limit: Annotated[int, Meta(ge=1, le=limits.SQS_LIST_MAX)] = SQS_LIST_MAX
     universe: Name = UNIVERSE
     only: list[str] = msgspec.field(default_factory=list)  # Empty: all. A server sets the caller's.
@@ -173,7 +173,7 @@ class SetSqsAttributes(Request[SqsQueue], frozen=True, tag="sqs.set"):
         audited=True,
     )
 
-    name: str
+    name: QueueName
     attributes: dict[str, str]
     universe: Name = UNIVERSE
     if_policy: str | None = None
@@ -191,7 +191,7 @@ class DeleteSqsQueue(Request[Purged], frozen=True, tag="sqs.delete"):
 
     operation = Operation(queue_field="name", permission="sqs:delete", audited=True)
 
-    name: str
+    name: QueueName
     universe: Name = UNIVERSE
 
 
@@ -200,7 +200,7 @@ class PurgeSqsQueue(Request[Purged], frozen=True, tag="sqs.purge"):
 
     operation = Operation(queue_field="name", permission="sqs:purge", audited=True)
 
-    name: str
+    name: QueueName
     universe: Name = UNIVERSE
 
 
@@ -214,7 +214,7 @@ class TagSqsQueue(Request[SqsQueue], frozen=True, tag="sqs.tag"):
         audited=True,
     )
 
-    name: str
+    name: QueueName
     tags: dict[str, str]
     universe: Name = UNIVERSE
 
@@ -224,7 +224,7 @@ class UntagSqsQueue(Request[SqsQueue], frozen=True, tag="sqs.untag"):
 
     operation = Operation(queue_field="name", permission="sqs:untag", audited=True)
 
-    name: str
+    name: QueueName
     keys: list[str]
     universe: Name = UNIVERSE
 
@@ -234,8 +234,8 @@ class ListSqsSources(Request[SqsQueueNames], frozen=True, tag="sqs.sources"):
 
     operation = Operation(queue_field="name", permission="sqs:sources", reads=True, lists_queues=True)
 
-    name: str
-    after: str = ""
+    name: QueueName
+    after: NameAfter = ""
     limit: Annotated[int, Meta(ge=1, le=limits.SQS_LIST_MAX)] = SQS_LIST_MAX
     universe: Name = UNIVERSE
     only: list[str] = msgspec.field(default_factory=list)  # Empty: all. A server sets the caller's.
@@ -246,9 +246,9 @@ class StartMoveTask(Request[MoveTask], frozen=True, tag="sqs.moves.start"):
 
     operation = Operation(permission="sqs:moves.start", stores=True, audited=True)
 
-    source: str
-    destination: str | None = None
-    per_second: int | None = None
+    source: QueueName
+    destination: QueueName | None = None
+    per_second: Annotated[int, Meta(ge=1, le=limits.MOVE_TASK_RATE_MAX)] | None = None
     universe: Name = UNIVERSE
 
     def queue_names(self) -> tuple[str, ...]:
@@ -261,7 +261,7 @@ class ListMoveTasks(Request[MoveTasks], frozen=True, tag="sqs.moves.list"):
 
     operation = Operation(queue_field="source", permission="sqs:moves.list", reads=True)
 
-    source: str
+    source: QueueName
     limit: Annotated[int, Meta(ge=1, le=limits.MOVE_TASKS_LISTED_MAX)] = 1
     universe: Name = UNIVERSE
 

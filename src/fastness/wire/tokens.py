@@ -8,6 +8,7 @@ contains it. That of an access key is sent, because signatures are computed from
 (`fastness.access_keys`).
 """
 
+import operator
 import re
 from typing import Annotated, Final
 
@@ -16,17 +17,28 @@ from msgspec import Meta
 
 from fastness import limits
 from fastness.errors import InvalidArgument
-from fastness.wire.fields import Hash, Limit, Name
+from fastness.wire.fields import Limit, Name, ruled
 from fastness.wire.requests import Operation, Request, Route
 
 PREFIX: Final = "fnt"
-TOKEN_TTL_SECONDS_MAX: Final = 315_360_000.0  # Ten years. A token without an end has no TTL.
-TOKEN_RATE_MAX: Final = 1_000_000.0
 
 _TOKEN: Final = re.compile(rf"{PREFIX}_([0-9a-f]{{32}})_([0-9A-Za-z]{{16,128}})")
-_SHA256: Final = re.compile("[0-9a-f]{64}")
+_SHA256: Final = re.compile("^[0-9a-f]{64}$")
 _ACCESS_KEY: Final = re.compile("FN([0-9A-F]{32})")
-_ACCESS_KEY_SECRET: Final = re.compile("[A-Za-z0-9/+]{32,128}")
+_ACCESS_KEY_SECRET: Final = re.compile("^([A-Za-z0-9/+]{32,128})?$")
+
+
+# Neither value is shown.
+
+
+def _check_hash(field: str, text: str) -> None:
+    if not _SHA256.fullmatch(text):
+        raise InvalidArgument(f"{field} is not a SHA-256; send the 64 hex digits of the SHA-256 of a random secret")
+
+
+def _check_secret(field: str, text: str) -> None:
+    if not _ACCESS_KEY_SECRET.fullmatch(text):
+        raise InvalidArgument(f"{field} is not 32 to 128 letters, digits, / or +; create a random one")
 
 
 class TokenInfo(msgspec.Struct, frozen=True):
@@ -93,24 +105,18 @@ class CreateToken(Request[TokenInfo], frozen=True, tag="tokens.create"):
     name: Name
     universes: list[str]
     verbs: list[str]
-    secret_sha256: Hash
+    secret_sha256: Annotated[str, ruled(_check_hash, _SHA256.fullmatch, pattern=_SHA256.pattern)]
     ttl_seconds: Annotated[float, Meta(ge=1, le=limits.TTL_SECONDS_MAX)] | None = None  # None: until it is revoked.
-    rate_per_second: float | None = None  # Calls; None: no limit.
-    body_bytes_max: int | None = None  # Of one call; None: the server's limit.
+    rate_per_second: Annotated[float, Meta(ge=limits.QUOTA_RATE_MIN, le=limits.QUOTA_RATE_MAX)] | None = None  # Calls.
+    body_bytes_max: Annotated[int, Meta(ge=1)] | None = None  # Of one call; None: the server's limit.
     maker: str = ""  # The id of the caller's token. A server sets it, whatever the caller sends.
     queues: list[str] = msgspec.field(default_factory=list)  # Or `orders-*`; empty: all that the maker may use.
-    sqs_secret: str = ""  # Of its SQS access key; empty: it has none. It is for one universe then.
+    sqs_secret: Annotated[str, ruled(_check_secret, operator.not_, pattern=_ACCESS_KEY_SECRET.pattern)] = (
+        ""  # Of its SQS access key; empty: it has none. It is for one universe then.
+    )
 
     def __repr__(self) -> str:
         return f"<create token {self.name}, its secrets not shown>"
-
-    def check(self) -> None:
-        if self.sqs_secret and not _ACCESS_KEY_SECRET.fullmatch(self.sqs_secret):  # It is not shown.
-            raise InvalidArgument("sqs_secret is not 32 to 128 letters, digits, / or +; create a random one")
-        if not _SHA256.fullmatch(self.secret_sha256):
-            raise InvalidArgument(
-                "secret_sha256 is not a SHA-256; send the 64 hex digits of the SHA-256 of a random secret"
-            )
 
 
 class ListTokens(Request[TokenPage], frozen=True, tag="tokens.list"):

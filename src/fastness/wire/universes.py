@@ -2,7 +2,7 @@
 
 import msgspec
 
-from fastness.wire.fields import Limit
+from fastness.wire.fields import Limit, NameAfter
 from fastness.wire.requests import Operation, Request, Route
 
 
@@ -19,5 +19,5 @@ class ListUniverses(Request[UniverseNames], frozen=True, tag="universes.list"):
         reads=True, stale=True, http=(Route("GET", "/v1/universes", "List the universes that hold any data."),)
     )
 
-    after: str = ""
+    after: NameAfter = ""
     limit: Limit = 100

@@ -12,15 +12,7 @@ from fastness import limits
 from fastness.limits import SEGMENT_ENTRIES, SEGMENT_MARGIN
 from fastness.names import UNIVERSE
 from fastness.wire.canonical import check_canonical
-from fastness.wire.fields import (
-    Count,
-    Limit,
-    Name,
-    Owner,
-    SummaryLimit,
-    batch_of,
-    one_of,
-)
+from fastness.wire.fields import Count, Limit, Name, NameAfter, Owner, SummaryLimit, batch_of, one_of
 from fastness.wire.inboxes import InboxItem
 from fastness.wire.requests import Operation, Request, Route
 
@@ -188,7 +180,7 @@ class ListWorlds(Request[Names], frozen=True, tag="worlds.list"):
         reads=True, stale=True, http=(Route("GET", "/v1/worlds", "List the names of worlds, in order."),)
     )
 
-    after: str = ""
+    after: NameAfter = ""
     limit: Limit = 100
     universe: Name = UNIVERSE
 
@@ -198,7 +190,7 @@ class SurveyWorlds(Request[WorldSurvey], frozen=True, tag="worlds.survey"):
 
     operation = Operation(reads=True, stale=True, http=(Route("GET", "/v1/surveys/worlds", "Summarize each world."),))
 
-    after: str = ""
+    after: NameAfter = ""
     limit: SummaryLimit = 100
     universe: Name = UNIVERSE
 
@@ -352,7 +344,7 @@ class PromoteSnapshot(Request[Snapshot], frozen=True, tag="worlds.snapshots.prom
     )
 
     world: Name
-    height: int
+    height: Count
     universe: Name = UNIVERSE
     incarnation: int | None = None
     owner: Owner | None = None

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from fastness.kv import Transaction
-from fastness.layers.mailboxes import receipts
 from fastness.layers.mailboxes.keys import (
     SEQUENCE_BYTES,
     SLOT_MS,
@@ -25,6 +24,7 @@ from fastness.layers.mailboxes.keys import (
     remove,
     save_after_removal,
 )
+from fastness.layers.mailboxes.receipts import decode as decode_receipt
 from fastness.limits import MAIL_EXPIRED_UNCOUNTED_MAX, MAIL_SWEEP_BATCH, MAIL_SWEEP_MAILBOXES
 
 
@@ -143,7 +143,7 @@ def _remove_expired_receipts(tx: Transaction, address: Address, keys: MailboxKey
     ttl_ms = round(policy_of(tx, address.universe).ttl_seconds * 1_000)
     removed = 0
     for key, value in tx.scan(*keys.receipts_from(outgoing.first), limit=limit):
-        at_ms = receipts.decode(value).at_ms
+        at_ms = decode_receipt(value).at_ms
         if at_ms + ttl_ms > tx.now_ms:
             add_due(tx, keys, at_ms + ttl_ms)  # The due entry may come from another policy.
             break

@@ -22,9 +22,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from fastness.errors import DamagedDatabase, InvalidArgument
+from fastness.errors import DamagedDatabase
 from fastness.kv import Event, Subspace, Transaction
-from fastness.limits import MAIL_SWEEP_SECONDS, MAIL_TTL_SECONDS_MAX, MAILBOX_MAILS_LIMIT_MAX
+from fastness.limits import MAIL_SWEEP_SECONDS
 from fastness.wire.mail import MailPolicy
 
 SLOT_MS: Final = int(MAIL_SWEEP_SECONDS * 1_000)
@@ -267,10 +267,6 @@ def set_policy(tx: Transaction, universe: str, policy: MailPolicy) -> MailPolicy
     Raises:
         InvalidArgument: a value is out of range.
     """
-    if policy.pending_max.__class__ is not int or not 1 <= policy.pending_max <= MAILBOX_MAILS_LIMIT_MAX:
-        raise InvalidArgument(f"pending_max is {policy.pending_max}; give 1 to {MAILBOX_MAILS_LIMIT_MAX}")
-    if policy.ttl_seconds.__class__ not in (int, float) or not 1 <= policy.ttl_seconds <= MAIL_TTL_SECONDS_MAX:
-        raise InvalidArgument(f"ttl_seconds is {policy.ttl_seconds}; give 1 to {MAIL_TTL_SECONDS_MAX:.0f}")
     tx.put(_policy_key(universe), encode(policy))
     return policy
 

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from fastness.errors import BatchTooLarge, InvalidArgument, MailboxTaken
+from fastness.errors import InvalidArgument, MailboxTaken
 from fastness.kv import Subspace, Transaction
-from fastness.layers.mailboxes import receipts
 from fastness.layers.mailboxes.expiry import count_pending
 from fastness.layers.mailboxes.keys import (
     Address,
@@ -23,7 +22,7 @@ from fastness.layers.mailboxes.keys import (
     remove,
     save_after_removal,
 )
-from fastness.layers.mailboxes.sending import check_id
+from fastness.layers.mailboxes.receipts import write_receipts
 from fastness.layers.worlds import first_elements
 from fastness.limits import MAIL_BATCH_MAX
 from fastness.wire.mail import CONFIRMED, DELIVERED, Envelope
@@ -34,7 +33,6 @@ _BySender = dict[str, list[tuple[str, bool]]]  # Mail ids, and whether each had 
 
 def join(tx: Transaction, address: Address, session: str) -> tuple[int, int]:
     """Make `session` the mailbox's only reader; returns the number of deliverable mails, and its last seen receipt."""
-    check_id(session)
     keys = keys_of(address)
     box = box_of(tx, keys)
     box.session, box.live_from = session, None
@@ -85,7 +83,7 @@ def deliver(
                 by_sender.setdefault(envelope.sender, []).append((envelope.id, False))
                 emit(tx, "delivered", address, envelope.id, envelope.sender)
         for sender, mails in by_sender.items():
-            receipts.write(tx, keys_at(sender), mails, to=keys.address, state=DELIVERED)
+            write_receipts(tx, keys_at(sender), mails, to=keys.address, state=DELIVERED)
         box.delivered, changed = end, True
     if session is not None and box.live_from is None and is_all:
         box.live_from, changed = box.next, True
@@ -103,15 +101,7 @@ def peek(tx: Transaction, address: Address, *, after: int, limit: int) -> list[E
 
 
 def confirm(tx: Transaction, address: Address, ids: Sequence[str]) -> int:
-    """Remove confirmed mails, and write receipts to their senders; returns how many were still stored.
-
-    Raises:
-        BatchTooLarge, InvalidArgument: there are too many ids, or one is invalid.
-    """
-    if len(ids) > MAIL_BATCH_MAX:
-        raise BatchTooLarge(f"One confirmation names at most {MAIL_BATCH_MAX} mails, not {len(ids)}; split it")
-    for id in ids:
-        check_id(id)
+    """Remove confirmed mails, and write receipts to their senders; returns how many were still stored."""
     keys = keys_of(address)
     box, removed, by_sender = box_of(tx, keys), 0, _BySender()
     for id in ids:
@@ -126,7 +116,7 @@ def confirm(tx: Transaction, address: Address, ids: Sequence[str]) -> int:
         emit(tx, "confirmed", address, id, mail.sender)
         removed += 1
     for sender, mails in by_sender.items():
-        receipts.write(tx, keys_at(sender), mails, to=keys.address, state=CONFIRMED)
+        write_receipts(tx, keys_at(sender), mails, to=keys.address, state=CONFIRMED)
     if removed:
         save_after_removal(tx, keys, box)
     return removed
@@ -149,8 +139,6 @@ def summary(tx: Transaction, address: Address) -> MailboxSummary:
 
 def mailboxes(tx: Transaction, universe: str, *, after: str, limit: int) -> list[tuple[str, MailboxSummary]]:
     """At most `limit` agents after `after` that ever sent or received mail, ordered by name, with a summary of each."""
-    if not 0 < limit <= MAIL_BATCH_MAX:
-        raise InvalidArgument(f"limit is {limit}; one page has 1 to {MAIL_BATCH_MAX} mailboxes")
     names = first_elements(tx, Subspace("u", universe, "mail"), after, limit)
     return [(agent, summary(tx, Address(universe, agent))) for agent in names]
 
@@ -159,9 +147,7 @@ def _read(
     tx: Transaction, keys: MailboxKeys, box: Box, *, after: int, limit: int, bytes_max: int | None = None
 ) -> tuple[list[Envelope], bool]:
     """Mails after a sequence, and whether these are certainly all of them."""
-    if limit.__class__ is not int or not 0 < limit <= MAIL_BATCH_MAX:
-        raise InvalidArgument(f"limit is {limit!r}; one read takes 1 to {MAIL_BATCH_MAX} mails")
-    if after.__class__ is not int or not -1 <= after < box.next:
+    if not -1 <= after < box.next:
         raise InvalidArgument(f"{after!r} is not a mail's sequence; pass one that was returned, or -1")
     now_ms, found = tx.now_ms, list[Envelope]()
     begin, batch, left = max(after + 1, box.first), limit, _NO_BOUND if bytes_max is None else bytes_max

@@ -22,13 +22,15 @@ from fastness.layers.mailboxes.keys import (
     policy_of,
     read_sequences,
 )
-from fastness.limits import READ_ENTRIES_MAX, RECEIPTS_MAX
+from fastness.limits import RECEIPTS_MAX
 from fastness.wire.mail import MailReceipt
 
 decode = msgspec.msgpack.Decoder(MailReceipt).decode
 
 
-def write(tx: Transaction, keys: MailboxKeys, mails: Iterable[tuple[str, bool]], *, to: str, state: str) -> None:
+def write_receipts(
+    tx: Transaction, keys: MailboxKeys, mails: Iterable[tuple[str, bool]], *, to: str, state: str
+) -> None:
     """Write receipts to a sender for mails to one recipient, each given by its id and whether it had been stored."""
     now_ms, outgoing = tx.now_ms, outgoing_of(tx, keys)
     sequence = outgoing.next
@@ -52,11 +54,9 @@ def receipts(tx: Transaction, address: Address, *, after: int, limit: int) -> li
     Raises:
         InvalidArgument: no receipt ever had the sequence `after`.
     """
-    if limit.__class__ is not int or not 0 < limit <= READ_ENTRIES_MAX:
-        raise InvalidArgument(f"limit is {limit!r}; one read takes 1 to {READ_ENTRIES_MAX} receipts")
     keys = keys_of(address)
     outgoing = outgoing_of(tx, keys)
-    if after.__class__ is not int or not -1 <= after < outgoing.next:
+    if not -1 <= after < outgoing.next:
         raise InvalidArgument(f"{after!r} is not a receipt's sequence; pass one that was returned, or -1")
     begin = max(after + 1, outgoing.first)
     return [decode(value) for _, value in read_sequences(tx, keys.receipt, begin, outgoing.next, limit=limit)]
@@ -70,7 +70,7 @@ def mark_receipts_seen(tx: Transaction, address: Address, sequence: int) -> None
     """
     keys = keys_of(address)
     outgoing = outgoing_of(tx, keys)
-    if sequence.__class__ is not int or not -1 <= sequence < outgoing.next:
+    if not -1 <= sequence < outgoing.next:
         raise InvalidArgument(f"{sequence!r} is not a receipt's sequence; pass the last one that was seen")
     if sequence > outgoing.seen:
         outgoing.seen = sequence

@@ -54,7 +54,7 @@ from fastness.layers.queues.leasing import (
 from fastness.layers.queues.message_search import search_messages
 from fastness.layers.queues.moves import delete_messages, move_as_new, move_messages
 from fastness.layers.queues.outcomes import failed
-from fastness.layers.queues.policies import dead_letter_queue, exists, is_deleted, policy_of, queue_name, visibility_ms
+from fastness.layers.queues.policies import dead_letter_queue, exists, is_deleted, policy_of
 from fastness.layers.queues.settling import (
     ack,
     ack_many,

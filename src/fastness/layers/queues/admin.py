@@ -25,11 +25,8 @@ from fastness.layers.queues.work import Work
 from fastness.layers.worlds import first_elements, matching_elements
 from fastness.limits import (
     DUE_BATCH_MAX,
-    LEASED_LIST_MAX,
     LEASED_SCAN_MAX,
     MESSAGES_MAX,
-    READ_ENTRIES_MAX,
-    SUMMARY_LIST_MAX,
     SURVEY_NAMES_MAX,
 )
 from fastness.plurals import counted
@@ -42,8 +39,6 @@ _LEASES = b"\x01"  # Where a purge continues that has come to the leases; a due 
 
 def peek(tx: Transaction, queue: QueueKey, *, limit: int) -> list[StoredMessage]:
     """At most `limit` ready messages in delivery order, without leasing them."""
-    if not 0 < limit <= READ_ENTRIES_MAX:
-        raise InvalidArgument(f"limit is {limit}; peek takes 1 to {READ_ENTRIES_MAX} messages")
     keys = keys_of(queue)
     found = _ready(tx, keys, limit)
     for message in found:
@@ -61,8 +56,6 @@ def leased(tx: Transaction, queue: QueueKey, *, after: str, limit: int) -> Lease
     Raises:
         InvalidArgument: `limit` is out of range, or `after` is neither.
     """
-    if not 0 < limit <= LEASED_LIST_MAX:
-        raise InvalidArgument(f"limit is {limit}; one page has 1 to {LEASED_LIST_MAX} messages")
     keys = keys_of(queue)
     entry, skipped = _position(tx, keys, after)
     found: list[LeasedMessage] = []
@@ -139,8 +132,6 @@ def stats(tx: Transaction, queue: QueueKey, *, must_exist: bool = False) -> Queu
 
 def survey(tx: Transaction, universe: str, *, after: str, limit: int, only: Sequence[str] = ()) -> list[QueueStats]:
     """`stats` of at most `limit` queues after the name `after`, ordered by name."""
-    if not 0 < limit <= SUMMARY_LIST_MAX:
-        raise InvalidArgument(f"limit is {limit}; one page has 1 to {SUMMARY_LIST_MAX} queues")
     found = matching_names(tx, universe, after=after, limit=limit, only=only)
     return [stats(tx, QueueKey(universe, name)) for name in found]
 
@@ -156,8 +147,6 @@ def find(
     if not text:
         found = survey(tx, universe, after=after, limit=limit, only=only)
         return found, found[-1].queue if len(found) == limit else None
-    if not 0 < limit <= SUMMARY_LIST_MAX:
-        raise InvalidArgument(f"limit is {limit}; one page has 1 to {SUMMARY_LIST_MAX} queues")
     seen = matching_names(tx, universe, after=after, limit=SURVEY_NAMES_MAX + 1, only=only)
     at_end = len(seen) <= SURVEY_NAMES_MAX
     seen = seen[:SURVEY_NAMES_MAX]
@@ -259,8 +248,6 @@ def _purge_lease(queue_tx: QueueTransaction, held: HeldLease) -> int:
 
 def names(tx: Transaction, universe: str, *, after: str, limit: int, only: Sequence[str] = ()) -> list[str]:
     """At most `limit` queue names after `after`, in order; of those in `only`, names and patterns as in `orders-*`."""
-    if not 0 < limit <= READ_ENTRIES_MAX:
-        raise InvalidArgument(f"limit is {limit}; one page has 1 to {READ_ENTRIES_MAX} names")
     return matching_names(tx, universe, after=after, limit=limit, only=only)
 
 

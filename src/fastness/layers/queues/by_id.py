@@ -29,7 +29,7 @@ from fastness.layers.queues.message_leases import HeldLease
 from fastness.layers.queues.message_search import found_message, found_outcome
 from fastness.layers.queues.outcomes import OutcomeRecord
 from fastness.layers.queues.policies import dead_letter_queue, is_too_old, policy_of
-from fastness.limits import DELAY_SECONDS_MAX, FIND_ENTRIES, PRIORITY_MAX
+from fastness.limits import FIND_ENTRIES, PRIORITY_MAX
 from fastness.wire.queues import LEASE_BYTES, Failure, MessageInfo, MessageResult, MessageState
 from fastness.wire.stored_messages import ID_BYTES, StoredMessage, decode, format_id, parse_id
 
@@ -221,17 +221,13 @@ def update(
     """Change the priority or the delay of a message that is not leased; what it is then.
 
     Raises:
-        InvalidArgument: `id` is not a message id, or a value is out of range, or none is given.
+        InvalidArgument: `id` is not a message id, or no value is given.
         MessageLeased: a consumer has it.
         MessageFinished: it is done, dead or cancelled.
         MessageNotFound: there is no such message.
     """
     if priority is None and delay_seconds is None:
         raise InvalidArgument("Nothing would change; give a priority or delay_seconds")
-    if priority is not None and not 0 <= priority <= PRIORITY_MAX:
-        raise InvalidArgument(f"priority is {priority}; give 0 to {PRIORITY_MAX} ({PRIORITY_MAX} is the most urgent)")
-    if delay_seconds is not None and not 0 <= delay_seconds <= DELAY_SECONDS_MAX:
-        raise InvalidArgument(f"delay_seconds is {delay_seconds}; give 0 to {DELAY_SECONDS_MAX:.0f}")
     queue_tx, number = QueueTransaction(tx, queue), parse_id(id)
     found = find_waiting(queue_tx, number)
     if found is None:

@@ -8,7 +8,6 @@ letter queue like any message, and is never dead-lettered again.
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from fastness.errors import InvalidArgument
 from fastness.kv import Transaction
 from fastness.layers.queues import failures, locations, outcomes, sidecars, unique_keys
 from fastness.layers.queues.counters import QueueTransaction
@@ -102,11 +101,8 @@ def redrive(tx: Transaction, queue: QueueKey, *, ids: Sequence[str] | None = Non
     A dead letter whose unique key another message has stays where it is.
 
     Raises:
-        InvalidArgument: `limit` or the number of `ids` is out of range.
         QueueNotFound: the queue is being deleted.
     """
-    if not 0 < limit <= MESSAGES_MAX or (ids is not None and len(ids) > MESSAGES_MAX):
-        raise InvalidArgument(f"One transaction redrives 1 to {MESSAGES_MAX} dead letters; split it")
     check_not_deleted(tx, queue)
     policy = policy_of(tx, queue)
     dead, queue_tx = QueueTransaction(tx, dead_letter_queue(queue, policy)), QueueTransaction(tx, queue)

@@ -23,29 +23,13 @@ from fastness.layers.queues.counters import NEVER_MS, QueueTransaction
 from fastness.layers.queues.key_states import KeyState
 from fastness.layers.queues.keys import QueueKey, place_of, priority_at
 from fastness.layers.queues.policies import policy_of
-from fastness.limits import DELAY_SECONDS_MAX, KEY_CHARACTERS_MAX, KEYS_BATCH_MAX
+from fastness.limits import DELAY_SECONDS_MAX, KEYS_BATCH_MAX
 from fastness.wire.queues import KeyInfo, QueuePolicy
 from fastness.wire.stored_messages import StoredHead, StoredMessage, decode, encode
-from fastness.wire.type_checks import refused
 
 KEY_DUE = b"K"  # The kind of a due entry: a key may go on.
 LIMITS_DUE = b"L"  # The limits of keys have changed, so each key may go on at another time.
 _TURN_PRIORITY = 5  # Of all messages whose keys take turns: their own priorities count within their keys.
-
-
-def checked_key(key: object) -> str:
-    """A valid key, unchanged.
-
-    Raises:
-        InvalidArgument: it is empty, too long, or no text.
-    """
-    if not isinstance(key, str) or not 0 < len(key) <= KEY_CHARACTERS_MAX:
-        raise refused("key", key, f"a text of 1 to {KEY_CHARACTERS_MAX} characters")
-    try:
-        key.encode()
-    except UnicodeEncodeError:
-        raise refused("key", key, "valid Unicode text, without halves of surrogate pairs") from None
-    return key
 
 
 def enter(queue_tx: QueueTransaction, message: StoredMessage, key: str, *, newest: bool) -> None:
@@ -156,9 +140,8 @@ def pause(tx: Transaction, queue: QueueKey, key: str, *, until_ms: int) -> KeyIn
     """Deliver no message of a key before `until_ms`; a time that has passed lets it go on.
 
     Raises:
-        InvalidArgument: the key is invalid, or the time too far away.
+        InvalidArgument: the time is too far away.
     """
-    checked_key(key)
     if not 0 <= until_ms <= tx.now_ms + DELAY_SECONDS_MAX * 1_000:
         raise InvalidArgument(
             f"A key cannot be paused until {until_ms}; give milliseconds since 1970, at most a year from now"
@@ -179,7 +162,7 @@ def pause(tx: Transaction, queue: QueueKey, key: str, *, until_ms: int) -> KeyIn
 
 def info(tx: Transaction, queue: QueueKey, key: str) -> KeyInfo:
     """The state of a key."""
-    return _info(key, QueueTransaction(tx, queue).key_state(checked_key(key)), tx.now_ms)
+    return _info(key, QueueTransaction(tx, queue).key_state(key), tx.now_ms)
 
 
 def _info(key: str, state: KeyState, now_ms: int) -> KeyInfo:

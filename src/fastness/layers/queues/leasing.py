@@ -22,9 +22,7 @@ entries, or leased workflow states, is kept.
 from collections.abc import Iterator, Sequence
 from typing import Required, TypedDict, Unpack
 
-from fastness.errors import InvalidArgument
 from fastness.kv import Pair, Transaction
-from fastness.layers.leases import check_owner
 from fastness.layers.queues import (
     dead_letters,
     groups,
@@ -179,12 +177,9 @@ def lease_or_wait(
     """Lease at most `limit` ready messages, the most urgent first, then the oldest. Before that, `ack_packed`.
 
     Raises:
-        InvalidArgument: `limit` is out of range, or a position of `acks`.
+        InvalidArgument: a position of `acks` is out of range.
         QueueNotFound: the queue does not exist, and `must_exist` is set.
     """
-    check_owner(owner, txn_id)
-    if not 0 < limit <= MESSAGES_MAX:
-        raise InvalidArgument(f"limit is {limit}; one delivery has 1 to {MESSAGES_MAX} messages")
     queue_tx = QueueTransaction(tx, queue)
     policy = policy_of(tx, queue)
     if must_exist:

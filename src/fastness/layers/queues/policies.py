@@ -5,20 +5,8 @@ import msgspec
 from fastness.errors import InvalidArgument, QueueNotFound, SqsQueueDeletedRecently
 from fastness.kv import Transaction
 from fastness.layers.queues.keys import QueueKey, QueueKeys, keys_of
-from fastness.limits import (
-    DELAY_SECONDS_MAX,
-    FAILURES_KEPT_MAX,
-    MAX_ATTEMPTS_MAX,
-    QUEUE_NAME_CHARACTERS_MAX,
-    RATE_MAX,
-    RETRY_FACTOR_MAX,
-    TTL_SECONDS_MAX,
-    VISIBILITY_SECONDS_MAX,
-)
-from fastness.names import checked_name
 from fastness.wire.queues import QueuePolicy
 from fastness.wire.stored_messages import StoredMessage, put_at_ms
-from fastness.wire.type_checks import check_types, refused_field
 
 DEFAULT = QueuePolicy()
 SUFFIX = ".dlq"  # Of the name of a dead letter queue, unless the policy names it.
@@ -90,45 +78,13 @@ def set_policy(tx: Transaction, queue: QueueKey, policy: QueuePolicy) -> QueuePo
     """Replace a queue's policy. It applies to puts and deliveries from now on.
 
     Raises:
-        InvalidArgument: a value is out of range.
+        InvalidArgument: the queue is its own dead letter queue.
         SqsQueueDeletedRecently: the queue is being deleted.
     """
     if is_deleted(tx, keys_of(queue)):
         raise SqsQueueDeletedRecently(f"Queue {queue.name} is being deleted; wait a moment, then set its policy")
-    check_types(policy)
-    visibility_ms(policy.visibility_seconds)
-    max_attempts(policy.max_attempts)
-    for name, seconds in (
-        ("retention_seconds", policy.retention_seconds),
-        ("dead_letter_retention_seconds", policy.dead_letter_retention_seconds),
-        ("history_seconds", policy.history_seconds),
-        ("result_ttl_seconds", policy.result_ttl_seconds),
-    ):
-        if seconds is not None and not 0.001 <= seconds <= TTL_SECONDS_MAX:
-            raise InvalidArgument(f"{name} is {seconds}; give 0.001 to {TTL_SECONDS_MAX:.0f}, or none")
-    for name, rate, least in (
-        ("rate_per_second", policy.rate_per_second, 0.001),
-        ("rate_per_key", policy.rate_per_key, 0.001),
-        ("concurrency_per_key", policy.concurrency_per_key, 1),
-        ("burst_per_key", policy.burst_per_key, 1),
-    ):
-        if rate is not None and not least <= rate <= RATE_MAX:
-            raise InvalidArgument(f"{name} is {rate}; give {least} to {RATE_MAX:,}, or none")
-    for name, value, least, most in (
-        ("failures_kept", policy.failures_kept, 0, FAILURES_KEPT_MAX),
-        ("delay_seconds", policy.delay_seconds, 0, DELAY_SECONDS_MAX),
-        ("retry_delay_seconds", policy.retry_delay_seconds, 0, DELAY_SECONDS_MAX),
-        ("retry_factor", policy.retry_factor, 1, RETRY_FACTOR_MAX),
-        ("retry_delay_max_seconds", policy.retry_delay_max_seconds, 0, DELAY_SECONDS_MAX),
-        ("retry_jitter", policy.retry_jitter, 0, 1),
-    ):
-        if not least <= value <= most:
-            raise InvalidArgument(f"{name} is {value}; give {least} to {most:.0f}")
-    if policy.dead_letter_queue is not None:
-        target = queue_name(policy.dead_letter_queue)
-        if target == queue.name:
-            raise InvalidArgument(f"{target} cannot be its own dead letter queue; choose another name")
-        policy = msgspec.structs.replace(policy, dead_letter_queue=target)
+    if policy.dead_letter_queue == queue.name:
+        raise InvalidArgument(f"{queue.name} cannot be its own dead letter queue; choose another name")
     tx.put(keys_of(queue).policy, _encode(policy))
     return policy
 
@@ -158,38 +114,3 @@ def check_not_deleted(tx: Transaction, queue: QueueKey) -> None:
         raise QueueNotFound(
             f"Queue {queue.name} does not exist: it is being deleted. Name another one, or create it again after that"
         )
-
-
-def queue_name(name: object) -> str:
-    """The name of a queue, unchanged.
-
-    Raises:
-        InvalidName: it is not a valid name.
-        InvalidArgument: it leaves no space for the suffix of the dead letter queue.
-    """
-    checked = checked_name("queue", name)
-    if len(checked) > QUEUE_NAME_CHARACTERS_MAX and not checked.endswith(".dlq"):
-        raise InvalidArgument(f"A queue's name has at most {QUEUE_NAME_CHARACTERS_MAX} characters, not {len(checked)}")
-    return checked
-
-
-def visibility_ms(seconds: float) -> int:
-    """A visibility timeout in milliseconds.
-
-    Raises:
-        InvalidArgument: it is out of range.
-    """
-    if not 0.001 <= seconds <= VISIBILITY_SECONDS_MAX:
-        raise refused_field(QueuePolicy, "visibility_seconds", seconds)
-    return round(seconds * 1_000)
-
-
-def max_attempts(count: int) -> int:
-    """A checked number of failures after which a message becomes a dead letter.
-
-    Raises:
-        InvalidArgument: it is out of range.
-    """
-    if not 1 <= count <= MAX_ATTEMPTS_MAX:
-        raise refused_field(QueuePolicy, "max_attempts", count)
-    return count

@@ -15,7 +15,6 @@ from typing import Unpack
 
 from fastness.errors import FastnessError, InvalidArgument, MessageCancelled, QueueMessageLeaseMismatch
 from fastness.kv import Transaction
-from fastness.layers.leases import check_owner
 from fastness.layers.queues import (
     by_id,
     dead_letters,
@@ -37,7 +36,7 @@ from fastness.layers.queues.failures import (
 from fastness.layers.queues.keys import QueueKey
 from fastness.layers.queues.message_leases import HeldLease, HeldLeases
 from fastness.layers.queues.policies import is_too_old, policy_of
-from fastness.limits import DELAY_SECONDS_MAX, MESSAGES_MAX, VISIBILITY_SECONDS_MAX
+from fastness.limits import MESSAGES_MAX, VISIBILITY_SECONDS_MAX
 from fastness.wire.queues import (
     LEASE_BYTES,
     MessageLease,
@@ -262,8 +261,6 @@ def nack(
     Raises:
         QueueMessageLeaseMismatch: the message is not leased by `proof` any more.
     """
-    if delay_seconds is not None and not 0 <= delay_seconds <= DELAY_SECONDS_MAX:
-        raise InvalidArgument(f"delay_seconds is {delay_seconds}; give 0 to {DELAY_SECONDS_MAX:.0f}")
     queue_tx = QueueTransaction(tx, queue)
     message = _take(queue_tx, proof)
     delay_ms = 0 if delay_seconds is None else round(delay_seconds * 1_000)
@@ -322,8 +319,6 @@ def extend_many(
 
     Messages that are all that is left of a lease keep it, and the lease is extended. Others leave it.
     """
-    if by_ms < 1:
-        raise InvalidArgument("A lease is extended by at least 0.001 s; to return the message to the queue, nack it")
     queue_tx, due_ms = QueueTransaction(tx, queue), tx.now_ms + by_ms
     held_leases = HeldLeases(queue_tx)
     found: list[tuple[HeldLease, int] | FastnessError] = []
@@ -373,8 +368,6 @@ def change_visibility(
     again: the message is leased to that owner until the new end. One with job options or a workflow state is refused,
     and one that was redriven and waits for a younger one of its group.
     """
-    if late_owner:
-        check_owner(late_owner, None)
     queue_tx, policy = QueueTransaction(tx, queue), policy_of(tx, queue)
     held_leases = HeldLeases(queue_tx)
     answers: list[StoredMessage | FastnessError] = []

@@ -6,7 +6,7 @@ from msgspec import Meta
 
 import fastness
 from fastness.errors import InvalidArgument
-from fastness.limits import MCP_DEAD_LETTERS_SCANNED_MAX, MCP_ERROR_CHARACTERS_MAX, MCP_LIST_MAX
+from fastness.limits import MCP_DEAD_LETTERS_SCANNED_MAX, MCP_ERROR_CHARACTERS_MAX, MCP_LIST_MAX, NAME_BYTES_MAX
 from fastness.mcp.caller import Caller
 from fastness.mcp.contents import Content, content_of_stored, shares
 from fastness.mcp.tool import Tool, ToolInput, ToolOutput
@@ -16,13 +16,20 @@ from fastness.mcp.tools.queues import MessageId, QueueName, rest_of_message
 
 class DeadLettersSearch(ToolInput, frozen=True):
     queue: Annotated[
-        str, Meta(description="The queue that the messages failed in, without `.dlq`.", min_length=1, max_length=255)
+        str,
+        Meta(
+            description="The queue that the messages failed in, without `.dlq`.",
+            min_length=1,
+            max_length=NAME_BYTES_MAX,
+        ),
     ]
     text: Annotated[ShortText | None, Meta(description="Only letters whose body contains this text, in any case.")] = (
         None
     )
     error: Annotated[ShortText | None, Meta(description="Only letters whose last error contains this text.")] = None
-    after: Annotated[str, Meta(description="The `next` of the page before; empty: the first.", max_length=255)] = ""
+    after: Annotated[
+        str, Meta(description="The `next` of the page before; empty: the first.", max_length=NAME_BYTES_MAX)
+    ] = ""
     limit: Annotated[int, Meta(description="How many letters at most.", ge=1, le=MCP_LIST_MAX)] = 20
 
 

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 import fastness
 from fastness.errors import Fenced, InvalidName, LeaseHeld
-from fastness.limits import MCP_LEASE_KEYS_MAX, MCP_LEASE_SECONDS, MCP_LIST_MAX
+from fastness.limits import MCP_LEASE_KEYS_MAX, MCP_LEASE_SECONDS, MCP_LIST_MAX, NAME_BYTES_MAX
 from fastness.mcp.caller import Caller
 from fastness.mcp.tool import Tool, ToolInput, ToolOutput
 from fastness.mcp.tools.fields import AfterName, AtExpiry, ExpiresAt, Fence, LeaseId, LeaseSeconds, WaitSeconds, utc
@@ -19,7 +19,7 @@ Key = Annotated[
     Meta(
         description="Names joined by slashes, such as a path from the root of the repository: src/app.py.",
         min_length=1,
-        max_length=1_024,
+        max_length=NAME_BYTES_MAX,
     ),
 ]
 

@@ -6,18 +6,20 @@ from typing import Annotated, Any, Final
 from msgspec import Meta
 
 from fastness import Envelope
-from fastness.limits import MCP_LIST_MAX, MCP_MAILS_MAX
+from fastness.limits import MAIL_ID_CHARACTERS_MAX, MCP_LIST_MAX, MCP_MAILS_MAX, NAME_BYTES_MAX
 from fastness.mcp.caller import Caller
 from fastness.mcp.contents import Content, Rest, body_of, content_of, shares
 from fastness.mcp.tool import Tool, ToolInput, ToolOutput
 from fastness.mcp.tools.fields import AfterName, BodyStart, IsBase64, ShortText, WaitSeconds, utc
 
 _SEALED: Final = "application/vnd.fastness.sealed"  # The content type of encrypted mail.
-_MAIL_ID: Final = Meta(description="The id of a mail, from mail_read.", min_length=1, max_length=64)
+_MAIL_ID: Final = Meta(description="The id of a mail, from mail_read.", min_length=1, max_length=MAIL_ID_CHARACTERS_MAX)
 
 
 class MailSend(ToolInput, frozen=True):
-    to: Annotated[str, Meta(description="The agent that gets the mail, as in mail_contacts.", max_length=255)]
+    to: Annotated[
+        str, Meta(description="The agent that gets the mail, as in mail_contacts.", max_length=NAME_BYTES_MAX)
+    ]
     body: Annotated[Any, Meta(description="What to send: text or any other JSON value, at most 64 KiB.")]
     is_base64: IsBase64 = False
     thread: Annotated[
@@ -25,7 +27,7 @@ class MailSend(ToolInput, frozen=True):
         Meta(description="The thread that the mail belongs to. To answer a mail, give its thread."),
     ] = None
     idempotency_key: Annotated[
-        Annotated[str, Meta(min_length=1, max_length=64)] | None,
+        Annotated[str, Meta(min_length=1, max_length=MAIL_ID_CHARACTERS_MAX)] | None,
         Meta(
             description="A name of your choice for this mail, unique for you. A repeated call with the same key sends "
             "no second mail until the first is confirmed.",

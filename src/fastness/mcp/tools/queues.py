@@ -13,6 +13,7 @@ from fastness.limits import (
     MCP_LIST_MAX,
     MCP_MESSAGE_LEASE_SECONDS,
     MCP_RECEIVE_MAX,
+    NAME_BYTES_MAX,
 )
 from fastness.mcp.caller import Caller
 from fastness.mcp.contents import (
@@ -42,9 +43,9 @@ from fastness.mcp.tools.fields import (
     utc,
 )
 
-QueueName = Annotated[str, Meta(description="The name of the queue.", min_length=1, max_length=255)]
+QueueName = Annotated[str, Meta(description="The name of the queue.", min_length=1, max_length=NAME_BYTES_MAX)]
 DelaySeconds = Annotated[float, Meta(ge=0, le=DELAY_SECONDS_MAX)]
-MessageId = Annotated[str, Meta(description="The id of the message.", min_length=1, max_length=255)]
+MessageId = Annotated[str, Meta(description="The id of the message.", min_length=1, max_length=NAME_BYTES_MAX)]
 
 
 class QueueList(ToolInput, frozen=True):

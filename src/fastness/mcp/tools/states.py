@@ -5,17 +5,21 @@ from typing import Annotated, Any, Final
 from msgspec import Meta
 
 from fastness.errors import InvalidArgument
-from fastness.limits import ENTITY_FIELDS_MAX
+from fastness.limits import ENTITY_FIELDS_MAX, NAME_BYTES_MAX
 from fastness.mcp.caller import Caller
 from fastness.mcp.contents import OFFSET_MAX, Content, content_of_value
 from fastness.mcp.tool import Tool, ToolInput, ToolOutput
 from fastness.mcp.tools.fields import BodyStart, Fence, LeaseId, ShortText, utc
 
 StateKey = Annotated[
-    str, Meta(description="The key of the document: names joined by slashes.", min_length=1, max_length=255)
+    str, Meta(description="The key of the document: names joined by slashes.", min_length=1, max_length=NAME_BYTES_MAX)
 ]
-Kind = Annotated[str, Meta(description="The kind of the entity, as in `order`.", min_length=1, max_length=255)]
-EntityId = Annotated[str, Meta(description="The id of the entity within its kind.", min_length=1, max_length=255)]
+Kind = Annotated[
+    str, Meta(description="The kind of the entity, as in `order`.", min_length=1, max_length=NAME_BYTES_MAX)
+]
+EntityId = Annotated[
+    str, Meta(description="The id of the entity within its kind.", min_length=1, max_length=NAME_BYTES_MAX)
+]
 
 
 class StateGet(ToolInput, frozen=True):

@@ -6,14 +6,14 @@ import cbor2
 from msgspec import Meta
 
 from fastness.errors import RunNotFound, WorldExists, WorldNotFound
-from fastness.limits import MCP_CONTENT_BYTES_MAX, MCP_ENTRIES_MAX, RUN_ID_BYTES_MAX
+from fastness.limits import MCP_CONTENT_BYTES_MAX, MCP_ENTRIES_MAX, NAME_BYTES_MAX, RUN_ID_BYTES_MAX
 from fastness.mcp.caller import Caller
 from fastness.mcp.contents import JSON, OFFSET_MAX, Content, Rest, content_of, content_of_value, encoded_value, shares
 from fastness.mcp.task_marks import TASK_WORLD, is_task_of_another, mark_of_run
 from fastness.mcp.tool import Tool, ToolInput, ToolOutput
 from fastness.mcp.tools.fields import BodyStart, WaitSeconds, utc
 
-WorldName = Annotated[str, Meta(description="The name of the world.", min_length=1, max_length=255)]
+WorldName = Annotated[str, Meta(description="The name of the world.", min_length=1, max_length=NAME_BYTES_MAX)]
 RunId = Annotated[str, Meta(description="The id of the run.", min_length=1, max_length=RUN_ID_BYTES_MAX)]
 
 _RUN_CONTENT_BYTES: Final = MCP_CONTENT_BYTES_MAX // 2  # Of the result, and of what was published.
@@ -95,7 +95,9 @@ async def _append(caller: Caller, given: WorldAppend) -> WorldAppended:
 
 class WorldSignal(ToolInput, frozen=True):
     run_id: RunId
-    name: Annotated[str, Meta(description="The signal that the run waits for.", min_length=1, max_length=255)]
+    name: Annotated[
+        str, Meta(description="The signal that the run waits for.", min_length=1, max_length=NAME_BYTES_MAX)
+    ]
     value: Annotated[Any, Meta(description="What the run gets: any JSON value.")] = None
 
 

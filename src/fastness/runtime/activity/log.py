@@ -25,7 +25,7 @@ import msgspec
 from fastness import limits
 from fastness.backends.objects import ObjectStore
 from fastness.clock import Clock, IdSource, SystemClock
-from fastness.errors import Busy, Closed, InvalidArgument, ObjectNotFound
+from fastness.errors import Busy, Closed, ObjectNotFound
 from fastness.kv.fork_safety import invalidate_in_children
 from fastness.layers.idempotency import KeyedCall, key_reused
 from fastness.limits import RECENT_CALL_KEYS_MAX
@@ -196,8 +196,6 @@ class ActivityLog:
         Raises:
             Backend: the object store does not answer.
         """
-        if not 1 <= limit <= limits.READ_ENTRIES_MAX:
-            raise InvalidArgument(f"limit is {limit}; it must be 1 to {limits.READ_ENTRIES_MAX} (READ_ENTRIES_MAX)")
         filters = _checked_filter(universe, session, kind)
         self.flush()
         for _ in range(_READ_ATTEMPTS_MAX):

@@ -14,7 +14,6 @@ from fastness.errors import (
     DiskFull,
     FastnessError,
     HashMismatch,
-    InvalidArgument,
     InvalidValue,
     MissingObject,
     ObjectNotFound,
@@ -125,8 +124,6 @@ class BlobStore:
         Only the requested range of a large blob is read. A range has no hash to verify: an error is raised only if it
         has fewer bytes than it should.
         """
-        if start < 0 or (length is not None and length < 0):
-            raise InvalidArgument(f"Invalid range: {length} bytes from offset {start}; both must be at least 0")
         digest, blob = self._find(universe, hash)
         start = min(start, blob.size)
         end = blob.size if length is None else min(start + length, blob.size)

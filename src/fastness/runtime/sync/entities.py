@@ -18,7 +18,6 @@ from fastness.layers.entities import EntityKey
 from fastness.layers.field_tiers import CriticalFieldRemoved, TieredWrite
 from fastness.layers.idempotency import KeyedCall, store_result, stored_result
 from fastness.lock_rules import Mode, Path
-from fastness.names import checked_name
 from fastness.runtime.activity.best_effort import BestEffortFields
 from fastness.runtime.activity.format import encode_record
 from fastness.runtime.activity.log import ActivityLog
@@ -98,7 +97,7 @@ class EntityStore:
         Raises:
             Backend: the object store does not answer.
         """
-        key = field_tiers.entity_key(checked_name("universe", request.universe), request.kind, request.id)
+        key = EntityKey(request.universe, request.kind, request.id)
         self._load(key.universe)
 
         def work(tx: Transaction) -> FoundEntity:
@@ -109,8 +108,7 @@ class EntityStore:
 
     def scan(self, request: ScanEntities) -> Entities:
         """A page of entities with their newest BEST_EFFORT values, and of entities that have no others."""
-        universe, kind = checked_name("universe", request.universe), checked_name("entity kind", request.kind)
-        after = checked_name("entity", request.after) if request.after else ""
+        universe, kind, after = request.universe, request.kind, request.after
         self._load(universe)
 
         def work(tx: Transaction) -> Entities:
@@ -138,7 +136,7 @@ class EntityStore:
             LockTimeout: another caller kept one of the rows locked.
             LeaseExpired: the caller's lock session has ended.
         """
-        universe = checked_name("universe", request.universe)
+        universe = request.universe
         parts = field_tiers.tiered_writes(self._policy, universe, request.writes)
         tier = parts[0].tier if len(parts) == 1 else strongest(part.tier for part in parts)
         log = self._prepare_log(universe, request.session, parts)
@@ -158,8 +156,8 @@ class EntityStore:
         Raises:
             VersionConflict: it has a different version.
         """
-        universe = checked_name("universe", request.universe)
-        key = field_tiers.entity_key(universe, request.kind, request.id)
+        universe = request.universe
+        key = EntityKey(universe, request.kind, request.id)
         part = field_tiers.tiered_write(self._policy, key, request.fields)
         tier = strongest((part.tier, Tier.IMPORTANT))
         log = self._prepare_log(universe, request.session, [part])
@@ -171,8 +169,8 @@ class EntityStore:
 
     def delete(self, request: DeleteEntity, call: KeyedCall | None = None) -> Written:
         """Delete an entity."""
-        universe = checked_name("universe", request.universe)
-        part = TieredWrite(field_tiers.entity_key(universe, request.kind, request.id), {}, [], {}, Tier.CRITICAL)
+        universe = request.universe
+        part = TieredWrite(EntityKey(universe, request.kind, request.id), {}, [], {}, Tier.CRITICAL)
 
         def work(tx: Transaction) -> Written:
             version = entities.delete(tx, part.key, expected_version=request.expected_version)
@@ -200,7 +198,7 @@ class EntityStore:
     def _commit_rows(self, writes: Sequence[WriteEntities], commit: Callable[[], Answers], locked: set[str]) -> Answers:
         with ExitStack() as held:
             for universe in sorted({each.universe for each in writes} if not self._shares_locks() else ()):
-                table = self._tables(checked_name("universe", universe))
+                table = self._tables(universe)
                 if table.has_callers:
                     changes = [change for each in writes if each.universe == universe for change in each.writes]
                     parts = field_tiers.tiered_writes(self._policy, universe, changes)

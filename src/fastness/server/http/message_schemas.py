@@ -12,6 +12,7 @@ from fastness.errors import InvalidArgument
 from fastness.limits import PAYLOAD_INLINE_BYTES_MAX, RESULT_BYTES_MAX
 from fastness.server.http.values import from_cbor
 from fastness.tiers import Tier
+from fastness.wire.fields import Count, Hash
 from fastness.wire.queues import (
     Delivery,
     Failure,
@@ -43,6 +44,8 @@ class MessageBody(
     payload: Any = UNSET
     payload_base64: bytes | UnsetType = UNSET
     content_type: str | None = None  # type: ignore[assignment]  # By default that of the payload.
+    blob: Hash | None = None  # Named again, because inherited fields are not renamed.
+    blob_size: Count = 0
 
 
 _options = attrgetter(*NewMessage.__struct_fields__)
@@ -62,8 +65,8 @@ class ResultBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     result: Any = UNSET
     result_base64: bytes | UnsetType = UNSET
-    result_blob: str | None = None
-    result_bytes: int = 0
+    result_blob: Hash | None = None
+    result_bytes: Count = 0
     result_content_type: str | None = None
 
 

@@ -9,9 +9,10 @@ A message with a payload over `PAYLOAD_INLINE_BYTES_MAX` refers to a blob, which
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import Final, Protocol
+from typing import Annotated, Final, Protocol
 
 import msgspec
+from msgspec import Meta
 from starlette.responses import Response, StreamingResponse
 
 from fastness.errors import BlobNotFound
@@ -234,7 +235,7 @@ class ReceiveBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class DequeueBody(ReceiveBody, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """`wait_seconds`: -1 does not wait, 0 waits up to the server's limit (20 s), a positive number waits that long."""
 
-    page_size: int = 1
+    page_size: Annotated[int, Meta(ge=1, le=PAGE_SIZE_MAX)] = 1
 
 
 class MessagesView(msgspec.Struct, frozen=True):
@@ -278,8 +279,6 @@ def release(context: RequestContext, request: ReceiveMessages, deliveries: list[
 def _dequeue(with_state: bool) -> Handler:
     async def handle(context: RequestContext) -> Response:
         body: DequeueBody = json_codec.convert_named(await context.json(), DequeueBody)
-        if not 1 <= body.page_size <= PAGE_SIZE_MAX:
-            raise HttpError(400, "invalid_argument", f"page_size is {body.page_size}; give 1 to {PAGE_SIZE_MAX}")
         request = receive_request(
             context,
             body,

@@ -7,6 +7,7 @@ from starlette.responses import Response
 from fastness.server.http.endpoints import Endpoint, Parameter, json_response
 from fastness.server.http.request_context import RequestContext
 from fastness.server.problems import JSON, HttpError
+from fastness.wire.fields import Limit
 from fastness.wire.queues import Deliveries, GetQueuePolicy, PeekMessages
 
 _QUEUE: Final = "/v1/queues/{queue}"
@@ -34,7 +35,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         handle=_dead_letters,
         parameters=(
             Parameter("queue", "path", required=True),
-            Parameter("limit", "query", int),
+            Parameter("limit", "query", Limit),
             Parameter("universe", "query"),
         ),
         response_types={JSON: Deliveries},
