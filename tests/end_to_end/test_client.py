@@ -47,6 +47,7 @@ from fastness.wire.frames import decode_calls
 from fastness.wire.inboxes import Control
 from fastness.wire.leases import LeaseProof
 from fastness.wire.queues import AckMessages, NewMessage, Receipts, ReceiveMessages
+from fastness.wire.requests import Request
 from fastness.wire.worlds import DescribeWorld, ListWorlds
 from tests.support.http_server import Server, serving
 from tests.support.proxy import Proxy
@@ -319,12 +320,13 @@ def test_a_call_that_cannot_be_sent_fails_by_itself(plane: Plane, name: str) -> 
     jobs, transport = plane.queue(name), plane._transport
     with ThreadPoolExecutor(8) as threads:
         puts = [threads.submit(jobs.put, number) for number in range(50)]
-        for wrong, why in (
+        wrongs: list[tuple[Request[Any], str]] = [
             (ListWorlds(after=7), "after is 7; give a text"),  # type: ignore[arg-type]
             (ListWorlds(limit="many"), "limit is 'many'; give a whole number"),  # type: ignore[arg-type]
             (DescribeWorld("w", incarnation=1 << 70), "DescribeWorld cannot be sent"),
             (ReadAudit(actor="\ud800"), "ReadAudit cannot be sent"),
-        ):
+        ]
+        for wrong, why in wrongs:
             with pytest.raises(InvalidArgument, match=why):
                 transport.call(wrong)
         for put in puts:
