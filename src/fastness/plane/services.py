@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from fastness.access_keys import AccessKeySecrets, MemorySecrets
 from fastness.backends.objects import ObjectStore
@@ -31,22 +31,19 @@ from fastness.lock_sessions import LockSessions
 from fastness.runtime.activity.best_effort import BestEffortFields
 from fastness.runtime.activity.events import EventLogger
 from fastness.runtime.activity.log import ActivityLog
-from fastness.runtime.activity.rotation import FailureTracker
+from fastness.runtime.background import BackgroundRunner
 from fastness.runtime.consumer_options import ConsumerOptions
 from fastness.runtime.locks.counters import LockCounters
 from fastness.runtime.locks.table import CallerLocks, HolderInfo, LockTable
-from fastness.runtime.maintenance.compaction_loop import CompactionLoop
 from fastness.runtime.maintenance.disk_space import DiskSpaceMonitor, log_bytes_max
 from fastness.runtime.maintenance.duty import Duty, LeasedDuty
 from fastness.runtime.maintenance.heartbeat import Heartbeat, NodeDescription
 from fastness.runtime.maintenance.mail_sweeper import MailSweeper
 from fastness.runtime.maintenance.space_counters import SpaceCounters
-from fastness.runtime.maintenance.space_loop import SpaceLoop
 from fastness.runtime.maintenance.space_options import SpaceOptions
-from fastness.runtime.maintenance.sqs_loop import SqsLoop
+from fastness.runtime.maintenance.sqs_loop import SqsWork
 from fastness.runtime.maintenance.sweeper import Sweeper
-from fastness.runtime.maintenance.table_compaction import TableCompaction
-from fastness.runtime.maintenance.timer_loop import TimerLoop
+from fastness.runtime.maintenance.timer_loop import TimerFiring
 from fastness.runtime.quotas import Quotas
 from fastness.runtime.repeat_detector import RepeatDetector
 from fastness.runtime.waiting_consumers import WaitingConsumers
@@ -59,8 +56,6 @@ _log = logging.getLogger("fastness.activity")
 _INTERNAL_EVENTS = frozenset(
     (DUE, BEST_EFFORT_WRITTEN, TIMER_SET, SQS_WORK)
 )  # Events that are not written to the session log as they are.
-
-Started = TypeVar("Started")
 
 
 class HasServices(Protocol):
@@ -93,17 +88,15 @@ class Services:
         self.clock = clock
         self.policy = policy or TierPolicy()
         self.session = uuid.uuid4().hex[:12]  # The default session of this process's log records.
-        self.compaction: CompactionLoop | None = None
+        self.background = BackgroundRunner(clock=clock)
         self.disk_space: DiskSpaceMonitor | None = None
         self.space = space or SpaceOptions()
         self.space_counters = SpaceCounters(clock)
-        self.space_loop: SpaceLoop | None = None
-        self.table_compaction: TableCompaction | None = None
         self.consumers = consumers or ConsumerOptions()
         self.waiting_consumers = WaitingConsumers(self.consumers.consumers_max)
         self.pushes_per_minute = pushes_per_minute
         self.lease_renewer = LeaseRenewer(self._extend_messages, self._keep_lease)
-        self.events = EventLogger(self.log, self.session)
+        self.events = EventLogger(self.log, self.session, self.background)
         self.shared = shared  # Other processes write to the same key space.
         # Ordered locks are in the key space, because callers in other processes acquire them. A server sets it, too.
         self.shared_locks = shared
@@ -113,19 +106,18 @@ class Services:
         self.recorded_calls: set[asyncio.Task[Any]] = (
             set()
         )  # Audited calls that run, also those whose callers have left.
-        self.quotas = Quotas(database, clock=clock, shared=shared)
-        self.repeats = RepeatDetector(database, (clock or SystemClock()).now_ms, shared=shared)
+        self.quotas = Quotas(database, self.background, clock=clock, shared=shared)
+        now_ms = (clock or SystemClock()).now_ms
+        self.repeats = RepeatDetector(database, now_ms, shared=shared, background=self.background)
         self.node = NodeDescription(self.session, waiting_consumers=lambda: self.waiting_consumers.count)
-        self.duty = Duty()
         self.heartbeat: Heartbeat | None = None
         self._sweeper: Sweeper | None = None
         self._mail_sweeper: MailSweeper | None = None
-        self._timer_loop: TimerLoop | None = None
-        self._sqs_loop: SqsLoop | None = None
+        self._timers: TimerFiring | None = None
+        self._sqs_work: SqsWork | None = None
         self._logs_are_temporary = logs is None
         self._logs = logs or Path(tempfile.gettempdir()) / f"fastness-activity-{uuid.uuid4().hex}"
         self._lock = threading.Lock()
-        self._failures = FailureTracker("Starting a sweeper")
         self._stopped = False
         self._locks: dict[str, LockTable] = {}
         self._caller_locks: dict[str, CallerLocks] = {}
@@ -209,7 +201,7 @@ class Services:
             if logged:
                 self.events.add(logged)
                 if self._mail_sweeper is None and logged[0][0].startswith(MAIL_EVENTS):
-                    self._start(self.start_sweeping_mail)
+                    self.start_sweeping_mail()
             for event in events if len(logged) < len(events) else ():
                 if event[0] == DUE:
                     self._expect(*event[1:])
@@ -230,89 +222,77 @@ class Services:
             _log.warning("BEST_EFFORT fields of an entity of %s are missing from its session log: %s", universe, error)
 
     def _expect(self, queue: QueueKey, in_ms: int) -> None:
-        sweeper = self._sweeper or self._start(self.start_sweeping)
+        sweeper = self._sweeper or self.start_sweeping()
         if sweeper is not None:
             sweeper.schedule(queue, SystemClock().now_ms() + in_ms)
 
     def _note_timer(self, universe: str) -> None:
-        loop = self._timer_loop or self._start(self.start_timers)
-        if loop is not None:
-            loop.note_set(universe)
+        (self._timers or self.start_timers()).note_set(universe)
 
     def _note_sqs_work(self) -> None:
-        loop = self._sqs_loop or self._start(self.start_sqs_work)
-        if loop is not None:
-            loop.note_added()
+        (self._sqs_work or self.start_sqs_work()).note_added()
 
-    def _start(self, start: Callable[[], Started]) -> Started | None:
-        """Start a sweeper with the first commit that needs it, or with a later one if no thread can be started now.
-
-        A sweeper checks everything once when it starts, so an event before its start is not lost.
-        """
-        try:
-            started = start()
-        except RuntimeError as error:
-            self._failures.record(start.__name__, error)
-            return None
-        self._failures.resolve(start.__name__)
-        return started
+    @property
+    def duty(self) -> Duty:
+        """Whether this process does the periodic work."""
+        return self.background.duty
 
     def start_heartbeat(self) -> None:
         """Be one of several nodes that share the key space: the one with the maintenance lease does the periodic work.
 
         Call this before anything else is started.
         """
-        duty = LeasedDuty()
-        self.duty = duty
+        self.background.duty = duty = LeasedDuty()
         self.heartbeat = Heartbeat(self.database, self.node, duty, first_seconds=NODE_FIRST_SECONDS)
+        self.background.add(self.heartbeat.job)
 
     def announce_server(self, address: str, *, calls: Callable[[], int], connections: Callable[[], int]) -> None:
         """This process is a server at `address`, which its siblings can see from now on."""
         self.node.describe_server(address, calls=calls, connections=connections)
         if self.heartbeat is not None:
-            self.heartbeat.wake()
+            self.heartbeat.job.wake()
+
+    # Jobs that start with the plane, or with the first commit that needs them: then they check everything once.
 
     def start_sweeping(self) -> Sweeper | None:
         """Process what is due in queues without consumers, from now on."""
         if self.clock is not None:  # A test moves this clock and sweeps by itself.
             return None
         with self._lock:
-            if self._sweeper is None and not self._stopped:
+            if self._sweeper is None:
                 self._sweeper = Sweeper(self.database, self.consumers, self.publish, shared=self.shared, duty=self.duty)
-            return self._sweeper
+        self.background.add(self._sweeper.job)
+        return self._sweeper
 
     def start_sweeping_mail(self) -> None:
         """Remove expired mail, from now on."""
         if self.clock is not None:
             return
         with self._lock:
-            if self._mail_sweeper is None and not self._stopped:
-                self._mail_sweeper = MailSweeper(self.database, self.publish, shared=self.shared, duty=self.duty)
+            if self._mail_sweeper is None:
+                self._mail_sweeper = MailSweeper(self.database, self.publish, shared=self.shared)
+        self.background.add(self._mail_sweeper.job)
 
-    def start_timers(self) -> TimerLoop | None:
+    def start_timers(self) -> TimerFiring:
         """Fire the timers of worlds, from now on. They follow the clock of a test, too."""
         with self._lock:
-            if self._timer_loop is None and not self._stopped:
-                self._timer_loop = TimerLoop(
-                    self.database,
-                    self.consumers,
-                    self.publish,
-                    shared=self.shared,
-                    clock=self.clock,
-                    duty=self.duty,
+            if self._timers is None:
+                self._timers = TimerFiring(
+                    self.database, self.consumers, self.publish, shared=self.shared, duty=self.duty
                 )
-            return self._timer_loop
+        self.background.add(self._timers.job)
+        return self._timers
 
     @property
     def worker(self) -> str:
         """Names this process among those that share the key space; empty if it is the only one."""
         return self.session if self.shared else ""
 
-    def start_sqs_work(self) -> SqsLoop | None:
+    def start_sqs_work(self) -> SqsWork:
         """Move messages for tasks, and empty purged and deleted queues, from now on."""
         with self._lock:
-            if self._sqs_loop is None and not self._stopped:
-                self._sqs_loop = SqsLoop(
+            if self._sqs_work is None:
+                self._sqs_work = SqsWork(
                     self.database,
                     self.consumers,
                     self.publish,
@@ -321,14 +301,8 @@ class Services:
                     clock=self.clock,
                     duty=self.duty,
                 )
-            return self._sqs_loop
-
-    def stop_timers(self) -> None:
-        """Fire no timers until `start_timers` is called, or a timer is set."""
-        with self._lock:
-            loop, self._timer_loop = self._timer_loop, None
-        if loop is not None:
-            loop.stop()
+        self.background.add(self._sqs_work.job)
+        return self._sqs_work
 
     def _extend_messages(
         self, universe: str, queue: str, leases: list[MessageLease], seconds: float
@@ -352,27 +326,10 @@ class Services:
         with self._lock:
             self._stopped = True
         self.lease_renewer.close()
-        self.repeats.stop()
-        self.quotas.stop()
-        if self._sweeper is not None:
-            self._sweeper.stop()
-        if self._mail_sweeper is not None:
-            self._mail_sweeper.stop()
-        if self._timer_loop is not None:
-            self._timer_loop.stop()
-        if self._sqs_loop is not None:
-            self._sqs_loop.stop()
-        if self.compaction is not None:
-            self.compaction.stop()
-        if self.disk_space is not None:
-            self.disk_space.stop()
-        if self.space_loop is not None:
-            self.space_loop.stop()
-        if self.table_compaction is not None:
-            self.table_compaction.stop()
-        if self.heartbeat is not None:  # Last of those that run: it releases the duty.
-            self.heartbeat.stop()
-        self.events.close()
+        self.background.stop()
+        if self.heartbeat is not None:  # After the jobs: it releases the duty.
+            self.heartbeat.leave()
+        self.events.write()
         if self._activity is not None:
             self._activity.close()
         if self._logs_are_temporary:

@@ -8,68 +8,46 @@ a key space, the one on duty sweeps. Each transaction removes what is expired wh
 """
 
 import logging
-import threading
 from collections import Counter
-from collections.abc import Iterator
 from random import Random
 
 from fastness.errors import Closed, DecryptionFailed, FastnessError
 from fastness.kv import Database, Transaction
-from fastness.layers import mailboxes, worlds
+from fastness.layers import mailboxes
 from fastness.layers.mailboxes import Address
-from fastness.limits import DUTY_CHECK_SECONDS, MAIL_SWEEP_SECONDS, MAIL_SWEEPS_MAX
-from fastness.runtime.maintenance.duty import Duty
+from fastness.limits import MAIL_SWEEP_SECONDS, MAIL_SWEEPS_MAX
+from fastness.runtime.background import Job, Steps
+from fastness.runtime.maintenance.every import every_universe
 from fastness.runtime.maintenance.skipping import skip_undecryptable
 from fastness.runtime.publishing import Event, Publish
 from fastness.tiers import Tier
 
 _log = logging.getLogger("fastness.mail")
-_PAGE = 100
 _JITTER = 0.1  # Share of the interval: spreads the sweeps of several nodes.
 
 
 class MailSweeper:
-    """A thread that sweeps all universes at an interval; an error in one is logged, and the others continue."""
+    """A job that sweeps all universes at an interval; an error in one is logged, and the others continue."""
 
-    def __init__(self, database: Database, publish: Publish, *, shared: bool, duty: Duty | None = None) -> None:
+    def __init__(self, database: Database, publish: Publish, *, shared: bool) -> None:
         self._database = database
-        self._duty = duty or Duty()
         self._publish = publish
         self._jitter = _JITTER if shared else 0.0
         self._random = Random()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="fastness-mail-sweeper", daemon=True)
-        self._thread.start()
+        # The first sweep removes what expired while no process ran.
+        self.job = Job("the removal of expired mail", self._run, only_on_duty=True)
 
-    def stop(self) -> None:
-        """Finish the current transaction, then end."""
-        self._stopping.set()
-        self._thread.join()
+    def _run(self) -> Steps:
+        while True:
+            for universe in every_universe(self._database):
+                with skip_undecryptable(self._database, universe, "the removal of expired mail"):
+                    yield from self._sweep(universe)
+            yield MAIL_SWEEP_SECONDS * (1 + self._random.random() * self._jitter)
 
-    def _run(self) -> None:
-        pause_seconds = 0.0  # The first sweep removes what expired while no process ran.
-        while not self._stopping.wait(pause_seconds):
-            if not self._duty.is_ours():
-                pause_seconds = DUTY_CHECK_SECONDS
-                continue
-            pause_seconds = MAIL_SWEEP_SECONDS * (1 + self._random.random() * self._jitter)
-            try:
-                for universe in self._universes():
-                    with skip_undecryptable(self._database, universe, "the removal of expired mail"):
-                        self._sweep(universe)
-            except Closed:
-                return
-            except FastnessError as error:
-                _log.warning("expired mail could not be removed; retrying in %.0f s: %s", pause_seconds, error)
-            except Exception:
-                _log.exception("expired mail could not be removed; retrying in %.0f s", pause_seconds)
-
-    def _sweep(self, universe: str) -> None:
+    def _sweep(self, universe: str) -> Steps:
         cleaned: Counter[str] = Counter()
         try:
             for _ in range(MAIL_SWEEPS_MAX):
-                if self._stopping.is_set():
-                    break
                 entries = self._database.read(mailboxes.due_entries, universe)
                 if not entries:
                     break
@@ -77,6 +55,7 @@ class MailSweeper:
                 counts, events = self._database.transact(_sweep, universe, entries, tier=Tier.IMPORTANT)
                 cleaned.update(counts)
                 self._publish(events)
+                yield 0.0
         except (Closed, DecryptionFailed):
             raise
         except FastnessError as error:
@@ -88,12 +67,6 @@ class MailSweeper:
         for agent, count in sorted(cleaned.items()):
             mails = "mail" if count == 1 else "mails"
             _log.info("cleaned %s expired %s for %s", count, mails, Address(universe, agent))
-
-    def _universes(self) -> Iterator[str]:
-        universe = ""
-        while found := self._database.read(worlds.universes, after=universe, limit=_PAGE):
-            universe = found[-1]
-            yield from found
 
 
 def _sweep(tx: Transaction, universe: str, entries: list[bytes]) -> tuple[dict[str, int], list[Event]]:

@@ -13,7 +13,7 @@ Nothing sleeps: a workflow of thirty days ends in milliseconds.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack
@@ -33,6 +33,7 @@ from fastness.layers import effects, hosting, timer_firing, timers
 from fastness.names import UNIVERSE, checked_name
 from fastness.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
 from fastness.plane.open import Options, open_plane
+from fastness.runtime.publishing import discard
 from fastness.testing.clock import ManualClock
 from fastness.testing.hosts.processes import COMMITS_MAX, Boundary, CallLog, HostProcess
 from fastness.testing.hosts.virtual_loop import VirtualLoop
@@ -88,9 +89,10 @@ class AsyncHostTest:
         self._options: HostOptions = {"lease_seconds": LEASE_SECONDS, **options}
         ids = IdSource(0) if url == "memory:" else None
         self.services = open_plane(url, Options(clock=self.clock, ids=ids, gc_every_seconds=None)).services
-        self.services.stop_timers()
-        # Events start threads that fire timers and write session logs. A test fires timers itself.
-        self.services.publish = _ignore_events  # type: ignore[method-assign]
+        for job in self.services.background.jobs:  # A test fires timers itself.
+            self.services.background.pause(job)
+        # Events start jobs that fire timers and write session logs.
+        self.services.publish = discard  # type: ignore[method-assign]
         self.sync_transport = EmbeddedTransport(self.services)
         self.plane = AsyncPlane(AsyncEmbeddedTransport(self.services), self.universe)
         self._processes: list[HostProcess] = []
@@ -344,10 +346,6 @@ class HostTest:
         if asyncio._get_running_loop() is not None:
             raise InvalidArgument("HostTest has an event loop of its own; use AsyncHostTest in coroutines")
         return self._loop.run_until_complete(function())
-
-
-def _ignore_events(events: Sequence[tuple[Any, ...]]) -> None:
-    """Publish nothing."""
 
 
 async def _run_ready(process: HostProcess, universe: str) -> None:
