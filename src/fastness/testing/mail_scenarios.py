@@ -191,6 +191,7 @@ def _check_all_swept(simulation: Simulation, ttl_ms: int) -> None:
     runner.run_due()
     left = simulation.database.read(_leftovers)
     if left:
+        simulation.database.transact(_sweep_once)  # Raises what the job has logged.
         raise Violation(f"Everything has expired, but {len(left)} keys are left, {left[0]!r} among them", [])
 
 
