@@ -863,7 +863,7 @@ def test_a_universe_that_cannot_be_decrypted_does_not_stop_the_maintenance_of_ot
         services = plane._transport.services  # type: ignore[attr-defined]
         for universe, name in places:
             plane.encryption.enable(universe)
-            services.background.pause(services.start_timers().job)
+            services.timers.job.pause()
             services.database.transact(snapshots.create_world, World(universe, name))
             services.database.transact(timers.set, World(universe, name), 0, Timer(1, b"wake", b""))
     due = {universe: QueueKey(universe, "jobs") for universe, _ in places}

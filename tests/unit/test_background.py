@@ -181,11 +181,11 @@ def test_a_job_that_is_paused_does_nothing_until_it_is_resumed() -> None:
     runner, ran = DrivenRunner(), list[float]()
     job = Job("a tick", repeated(lambda: ran.append(runner.now), 1.0))
     runner.start(job)
-    runner.pause(job)
+    job.pause()
     job.wake()
     runner.advance(10, job)
     assert len(ran) == 1
-    runner.resume(job)
+    job.resume()
     runner.run_due()
     assert len(ran) == 2
 
@@ -201,7 +201,7 @@ def test_a_pause_waits_for_the_step_that_runs(runner: BackgroundRunner) -> None:
     job = Job("a step", run)
     runner.add(job)
     assert entered.wait(DEADLINE_SECONDS)
-    pausing = threading.Thread(target=runner.pause, args=(job,))
+    pausing = threading.Thread(target=job.pause)
     pausing.start()
     eventually(lambda: job.is_paused)
     assert pausing.is_alive()

@@ -871,7 +871,7 @@ def test_session_logs_are_not_written_into_the_reserve(tmp_path: Path, monkeypat
         assert stats.accepted > stats.written == before
         assert "Only the reserve of the disk is left" in (stats.last_error or "")
         assert services.disk_space is not None
-        services.background.pause(services.disk_space.job)
+        services.disk_space.job.pause()
         services.database.low_space = False
         services.flush_logs()
         assert services.log().stats().written == services.log().stats().accepted

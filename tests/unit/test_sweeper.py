@@ -21,7 +21,7 @@ from fastness.limits import COUNTERS_UNFOLDED_MAX, DUTY_CHECK_SECONDS
 from fastness.runtime.consumer_options import ConsumerOptions
 from fastness.runtime.maintenance import every
 from fastness.runtime.maintenance import sweeper as sweeper_module
-from fastness.runtime.maintenance.duty import LeasedDuty
+from fastness.runtime.maintenance.duty import Duty, LeasedDuty
 from fastness.runtime.maintenance.sweeper import Sweeper
 from fastness.testing.clock import ManualClock
 from fastness.wire.queues import NewMessage, QueuePolicy
@@ -69,7 +69,8 @@ class Day:
     def start(self, *, shared: bool = False, duty: LeasedDuty | None = None, database: Database | None = None) -> float:
         """Start the sweeper; its pause after the first scan."""
         waits = ConsumerOptions(poll_seconds=3.0, poll_jitter_seconds=0.0)
-        self.sweeper = Sweeper(database or self.database, waits, self.published.extend, shared=shared, duty=duty)
+        self.sweeper = Sweeper(database or self.database, waits, self.published.extend, shared=shared)
+        self.runner.duty = duty or Duty()
         return self.runner.start(self.sweeper.job)
 
     def run(self) -> float:

@@ -48,8 +48,8 @@ def running(
     duty: Duty | None = None,
     options: ConsumerOptions = _OPTIONS,
 ) -> Iterator[TimerFiring]:
-    runner = BackgroundRunner(clock=clock)
-    firing = TimerFiring(database, options, discard, shared=shared, duty=duty)
+    runner = BackgroundRunner(clock=clock, duty=duty)
+    firing = TimerFiring(database, options, discard, shared=shared)
     runner.add(firing.job)
     try:
         yield firing

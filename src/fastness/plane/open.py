@@ -256,10 +256,7 @@ def _add_jobs(services: Services, url: str, objects_url: str | None, options: Op
     if services.shared and options.clock is None:
         services.start_heartbeat()
     if url != "memory:":  # Queues, mailboxes and worlds may have due entries from before.
-        services.start_sweeping()
-        services.start_sweeping_mail()
-        services.start_timers()
-        services.start_sqs_work()
+        services.start_checks()
     if url.startswith("dir:") and options.disk_reserve_bytes != 0:
         folder = folder_at(url.removeprefix("dir:"))
         objects = (

@@ -111,10 +111,11 @@ class Services:
         self.repeats = RepeatDetector(database, now_ms, shared=shared, background=self.background)
         self.node = NodeDescription(self.session, waiting_consumers=lambda: self.waiting_consumers.count)
         self.heartbeat: Heartbeat | None = None
-        self._sweeper: Sweeper | None = None
-        self._mail_sweeper: MailSweeper | None = None
-        self._timers: TimerFiring | None = None
-        self._sqs_work: SqsWork | None = None
+        # Their jobs start with the plane, or with the first commit that needs them: then they check everything once.
+        self.sweeper = Sweeper(database, self.consumers, self.publish, shared=shared)
+        self.mail_sweeper = MailSweeper(database, self.publish, shared=shared)
+        self.timers = TimerFiring(database, self.consumers, self.publish, shared=shared)
+        self.sqs_work = SqsWork(database, self.consumers, self.publish, worker=self.worker, shared=shared, clock=clock)
         self._logs_are_temporary = logs is None
         self._logs = logs or Path(tempfile.gettempdir()) / f"fastness-activity-{uuid.uuid4().hex}"
         self._lock = threading.Lock()
@@ -200,8 +201,8 @@ class Services:
         try:
             if logged:
                 self.events.add(logged)
-                if self._mail_sweeper is None and logged[0][0].startswith(MAIL_EVENTS):
-                    self.start_sweeping_mail()
+                if self.clock is None and logged[0][0].startswith(MAIL_EVENTS):
+                    self.background.add(self.mail_sweeper.job)
             for event in events if len(logged) < len(events) else ():
                 if event[0] == DUE:
                     self._expect(*event[1:])
@@ -222,15 +223,17 @@ class Services:
             _log.warning("BEST_EFFORT fields of an entity of %s are missing from its session log: %s", universe, error)
 
     def _expect(self, queue: QueueKey, in_ms: int) -> None:
-        sweeper = self._sweeper or self.start_sweeping()
-        if sweeper is not None:
-            sweeper.schedule(queue, SystemClock().now_ms() + in_ms)
+        if self.clock is None:  # Otherwise a test moves it, and sweeps by itself.
+            self.background.add(self.sweeper.job)
+            self.sweeper.schedule(queue, SystemClock().now_ms() + in_ms)
 
     def _note_timer(self, universe: str) -> None:
-        (self._timers or self.start_timers()).note_set(universe)
+        self.background.add(self.timers.job)
+        self.timers.note_set(universe)
 
     def _note_sqs_work(self) -> None:
-        (self._sqs_work or self.start_sqs_work()).note_added()
+        self.background.add(self.sqs_work.job)
+        self.sqs_work.note_added()
 
     @property
     def duty(self) -> Duty:
@@ -252,57 +255,18 @@ class Services:
         if self.heartbeat is not None:
             self.heartbeat.job.wake()
 
-    # Jobs that start with the plane, or with the first commit that needs them: then they check everything once.
-
-    def start_sweeping(self) -> Sweeper | None:
-        """Process what is due in queues without consumers, from now on."""
-        if self.clock is not None:  # A test moves this clock and sweeps by itself.
-            return None
-        with self._lock:
-            if self._sweeper is None:
-                self._sweeper = Sweeper(self.database, self.consumers, self.publish, shared=self.shared, duty=self.duty)
-        self.background.add(self._sweeper.job)
-        return self._sweeper
-
-    def start_sweeping_mail(self) -> None:
-        """Remove expired mail, from now on."""
-        if self.clock is not None:
-            return
-        with self._lock:
-            if self._mail_sweeper is None:
-                self._mail_sweeper = MailSweeper(self.database, self.publish, shared=self.shared)
-        self.background.add(self._mail_sweeper.job)
-
-    def start_timers(self) -> TimerFiring:
-        """Fire the timers of worlds, from now on. They follow the clock of a test, too."""
-        with self._lock:
-            if self._timers is None:
-                self._timers = TimerFiring(
-                    self.database, self.consumers, self.publish, shared=self.shared, duty=self.duty
-                )
-        self.background.add(self._timers.job)
-        return self._timers
+    def start_checks(self) -> None:
+        """Process what is due from before: in queues, mailboxes, worlds, and SQS queues."""
+        if self.clock is None:
+            self.background.add(self.sweeper.job)
+            self.background.add(self.mail_sweeper.job)
+        self.background.add(self.timers.job)
+        self.background.add(self.sqs_work.job)
 
     @property
     def worker(self) -> str:
         """Names this process among those that share the key space; empty if it is the only one."""
         return self.session if self.shared else ""
-
-    def start_sqs_work(self) -> SqsWork:
-        """Move messages for tasks, and empty purged and deleted queues, from now on."""
-        with self._lock:
-            if self._sqs_work is None:
-                self._sqs_work = SqsWork(
-                    self.database,
-                    self.consumers,
-                    self.publish,
-                    worker=self.worker,
-                    shared=self.shared,
-                    clock=self.clock,
-                    duty=self.duty,
-                )
-        self.background.add(self._sqs_work.job)
-        return self._sqs_work
 
     def _extend_messages(
         self, universe: str, queue: str, leases: list[MessageLease], seconds: float

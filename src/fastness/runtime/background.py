@@ -85,10 +85,25 @@ class Job:
         """Whether it has a thread, because a job of that thread is due at some time."""
         return self.thread is not None and self.thread.is_running
 
+    @property
+    def is_on_duty(self) -> bool:
+        """Whether this process does the periodic work now."""
+        return self.thread is None or self.thread.runner.duty.is_ours()
+
     def wake(self) -> None:
         """Do the next step now, or look again after the current pass. A job that has failed keeps its pause."""
         if self.thread is not None and not (self.is_woken and self.thread.is_running):
             self.thread.wake(self)
+
+    def pause(self) -> None:
+        """Finish the current step, and do no more until `resume`."""
+        if self.thread is not None:
+            self.thread.pause(self)
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        if self.thread is not None:
+            self.thread.resume(self)
 
     def rest(self, seconds: float) -> None:
         """Pause within a step.
@@ -105,7 +120,7 @@ class JobThread:
 
     def __init__(self, name: str, runner: "BackgroundRunner") -> None:
         self._name = name
-        self._runner = runner
+        self.runner = runner
         self._timer = runner.timer
         self._changed = threading.Condition()
         self._jobs: list[Job] = []
@@ -167,7 +182,7 @@ class JobThread:
 
     def _notify(self) -> None:
         self._changed.notify_all()
-        if not self._runner.starts_threads or self._is_stopping or self._thread is not None:
+        if not self.runner.starts_threads or self._is_stopping or self._thread is not None:
             return
         thread = threading.Thread(target=self._run, name=f"fastness-{self._name}", daemon=True)
         try:
@@ -214,7 +229,7 @@ class JobThread:
         """Do a step of a job; the seconds until its next one."""
         if job.is_between_passes:
             job.is_woken = False  # Before it looks: what comes later wakes it again.
-            if job.only_on_duty and not self._runner.duty.is_ours():
+            if job.only_on_duty and not job.is_on_duty:
                 return DUTY_CHECK_SECONDS
         if job.steps is None:
             job.steps = job.run()
@@ -275,30 +290,19 @@ class BackgroundRunner:
         invalidate_in_children(self)
 
     def add(self, job: Job) -> None:
-        """Run a job from now on, or wake it if it was added before. Once the runner has stopped, it does nothing."""
+        """Run a job from now on, unless it runs. One that waits to be woken is woken; a stopped runner does nothing."""
+        if job.is_running:
+            return
         with self._lock:
             if self._is_stopped:
                 return
-            if job in self.jobs:
+            if job.thread is not None:
                 job.wake()
                 return
             self.jobs.append(job)
-            name = job.thread_name
-            if name not in self._threads:
-                self._threads[name] = JobThread(name, self)
             if job.follows_clock:
                 self._unsubscribe.append(on_clock_change(self._clock, job.wake))
-            self._threads[name].add(job)
-
-    def pause(self, job: Job) -> None:
-        """Finish the current step of a job, and do no more until `resume`."""
-        if job.thread is not None:
-            job.thread.pause(job)
-
-    def resume(self, job: Job) -> None:
-        """Go on with a job that was paused."""
-        if job.thread is not None:
-            job.thread.resume(job)
+            self._threads.setdefault(job.thread_name, JobThread(job.thread_name, self)).add(job)
 
     def run_due(self) -> None:
         """Do what is due now, in the thread of the caller."""

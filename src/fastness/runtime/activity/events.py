@@ -80,8 +80,7 @@ class EventLogger:
     def add(self, events: Sequence[Event]) -> None:
         """Queue the events of a committed transaction or of a `LeaseWaiter`."""
         self._waiting.extend(events)
-        if not self._job.is_running:
-            self._background.add(self._job)
+        self._background.add(self._job)
         if len(self._waiting) > EVENTS_MAX:
             self.write()  # Back-pressure: a caller that is faster than the job writes the queue itself.
 

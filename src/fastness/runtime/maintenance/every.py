@@ -13,23 +13,22 @@ PAGE: Final = 100
 
 
 def every_universe(database: Database) -> Iterator[str]:
-    after = ""
-    while found := database.read(worlds.universes, after=after, limit=PAGE, tier=Tier.IMPORTANT):
-        after = found[-1]
-        yield from found
+    return every_name(database, worlds.universes)
 
 
 def every_world(database: Database) -> Iterator[World]:
-    return (World(*each) for each in _names(database, worlds.names))
+    return (World(each, name) for each in every_universe(database) for name in every_name(database, worlds.names, each))
 
 
 def every_queue(database: Database) -> Iterator[QueueKey]:
-    return (QueueKey(*each) for each in _names(database, queues.names))
+    return (
+        QueueKey(each, name) for each in every_universe(database) for name in every_name(database, queues.names, each)
+    )
 
 
-def _names(database: Database, read_page: Callable[..., list[str]]) -> Iterator[tuple[str, str]]:
-    for universe in every_universe(database):
-        after = ""
-        while found := database.read(read_page, universe, after=after, limit=PAGE, tier=Tier.IMPORTANT):
-            after = found[-1]
-            yield from ((universe, name) for name in found)
+def every_name(database: Database, read_page: Callable[..., list[str]], *of: str) -> Iterator[str]:
+    """Every name that `read_page` reads: of universes, or of what a universe has."""
+    after = ""
+    while found := database.read(read_page, *of, after=after, limit=PAGE, tier=Tier.IMPORTANT):
+        after = found[-1]
+        yield from found

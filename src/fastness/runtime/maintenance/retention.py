@@ -19,6 +19,7 @@ from fastness.layers.queues import QueueKey, dead_letters, upkeep
 from fastness.layers.queues.dead_letters import LetterSize
 from fastness.layers.worlds import World, WorldMeta, WorldState
 from fastness.limits import MESSAGES_MAX, PAGE_ITEMS
+from fastness.runtime.maintenance.every import every_name
 from fastness.runtime.maintenance.scan import scan_range, universes
 from fastness.runtime.maintenance.skipping import skip_undecryptable
 from fastness.runtime.maintenance.space_options import SpaceOptions
@@ -92,13 +93,10 @@ def _delete_world(store: Deleter, archived: ArchivedWorld) -> bool:
 
 
 def _archived(database: Database, universe: str) -> Iterator[ArchivedWorld]:
-    after = ""
-    while names := database.read(worlds.names, universe, after=after, limit=PAGE_ITEMS):
-        after = names[-1]
-        for world in (World(universe, name) for name in names):
-            meta = database.read(_find_meta, world)
-            if meta is not None and meta.state in (WorldState.ARCHIVED, WorldState.DELETING):
-                yield ArchivedWorld(world, meta)
+    for name in every_name(database, worlds.names, universe):
+        meta = database.read(_find_meta, world := World(universe, name))
+        if meta is not None and meta.state in (WorldState.ARCHIVED, WorldState.DELETING):
+            yield ArchivedWorld(world, meta)
 
 
 def size_of(database: Database, world: World) -> int:
@@ -162,7 +160,7 @@ def _letters(database: Database, queue: QueueKey) -> Iterator[LetterSize]:
 
 
 def _dead_letter_queues(database: Database, universe: str) -> list[QueueKey]:
-    names = [queue.name for queue in _queues(database, universe)]
+    names = list(every_name(database, queues.names, universe))
     return [QueueKey(universe, name) for name in sorted(database.read(dead_letters.queues_of, universe, names))]
 
 
@@ -175,7 +173,7 @@ def delete_results(database: Database) -> None:
         while database.read(idempotency.has_expired_keys, tier=Tier.IMPORTANT):
             database.transact(idempotency.forget, tier=Tier.IMPORTANT)
     for universe in universes(database):
-        for queue in _queues(database, universe):
+        for queue in (QueueKey(universe, name) for name in every_name(database, queues.names, universe)):
             with skip_undecryptable(database, universe, "the deletion of expired results"):
                 if database.read(upkeep.has_expired_keys, queue, tier=Tier.IMPORTANT):
                     database.transact(upkeep.delete_expired_keys, queue, tier=Tier.IMPORTANT)
@@ -234,13 +232,6 @@ def _delete_expired_rows_of(database: Database, universe: str) -> None:
             while database.transact(collections.sweep, universe, partition, tier=Tier.IMPORTANT):
                 pass
         after = next or None
-
-
-def _queues(database: Database, universe: str) -> Iterator[QueueKey]:
-    after = ""
-    while names := database.read(queues.names, universe, after=after, limit=PAGE_ITEMS):
-        yield from (QueueKey(universe, name) for name in names)
-        after = names[-1]
 
 
 def _now_ms(tx: Transaction) -> int:

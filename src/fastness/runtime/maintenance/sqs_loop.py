@@ -26,7 +26,6 @@ from fastness.layers.sqs_work import Kind, Step, WorkKey
 from fastness.limits import DUTY_CHECK_SECONDS
 from fastness.runtime.background import Job, Steps
 from fastness.runtime.consumer_options import ConsumerOptions
-from fastness.runtime.maintenance.duty import Duty
 from fastness.runtime.maintenance.every import every_universe
 from fastness.runtime.maintenance.skipping import skip_undecryptable
 from fastness.runtime.publishing import Publish
@@ -56,7 +55,6 @@ class SqsWork:
         worker: str,
         shared: bool,
         clock: Clock | None = None,
-        duty: Duty | None = None,
     ) -> None:
         self._database = database
         self._options = options
@@ -64,7 +62,6 @@ class SqsWork:
         self._worker = worker
         self._shared = shared
         self._has_clock = clock is not None  # When a test moves it, every step may be due.
-        self._duty = duty or Duty()
         self._jitter = Random()
         self._is_added = True  # Work may have been added since the job looked for it.
         self.job = Job("the work on SQS queues", self._run, follows_clock=True)
@@ -79,7 +76,7 @@ class SqsWork:
         self._is_added, next_look = True, 0.0
         while True:
             now = time.monotonic()
-            if self._is_added or (self._shared and now >= next_look and self._duty.is_ours()):
+            if self._is_added or (self._shared and now >= next_look and self.job.is_on_duty):
                 self._is_added = False  # Before it reads: what is added later is looked for again.
                 next_look = now + self._options.poll_seconds + self._jitter.random() * self._options.poll_jitter_seconds
                 for universe in every_universe(self._database):
@@ -94,7 +91,7 @@ class SqsWork:
                     due[key] = time.monotonic() + seconds
             next_at = min(due.values(), default=math.inf)
             if self._shared:
-                next_at = min(next_at, next_look if self._duty.is_ours() else time.monotonic() + DUTY_CHECK_SECONDS)
+                next_at = min(next_at, next_look if self.job.is_on_duty else time.monotonic() + DUTY_CHECK_SECONDS)
             yield None if next_at == math.inf else max(next_at - time.monotonic(), 0.0)
 
     def _do_guarded(self, key: WorkKey) -> Generator[float, None, float | None]:

@@ -25,7 +25,6 @@ from fastness.layers.queues import NEVER_MS, QueueKey
 from fastness.limits import DUTY_CHECK_SECONDS
 from fastness.runtime.background import Job, Steps
 from fastness.runtime.consumer_options import ConsumerOptions
-from fastness.runtime.maintenance.duty import Duty
 from fastness.runtime.maintenance.every import every_queue
 from fastness.runtime.maintenance.skipping import skip_undecryptable
 from fastness.runtime.publishing import Publish
@@ -49,13 +48,11 @@ class Sweeper:
         publish: Publish,
         *,
         shared: bool,
-        duty: Duty | None = None,
     ) -> None:
         self._database = database
         self._options = options
         self._publish = publish
         self._shared = shared
-        self._duty = duty or Duty()
         self._scan_seconds_max = options.poll_seconds + options.poll_jitter_seconds
         self._now_ms = SystemClock().now_ms
         self._jitter = Random()
@@ -70,7 +67,7 @@ class Sweeper:
         """Schedule a queue whose next entry is due at `at_ms`."""
         if at_ms >= self._earliest.get(queue, NEVER_MS):
             return  # What comes later is found then.
-        if not self._duty.is_ours() and at_ms - self._now_ms() > self._scan_seconds_max * 1_000:
+        if not self.job.is_on_duty and at_ms - self._now_ms() > self._scan_seconds_max * 1_000:
             return  # The node on duty finds it in time.
         with self._lock:
             if at_ms >= self._earliest.get(queue, NEVER_MS):
@@ -85,7 +82,7 @@ class Sweeper:
         next_scan = 0.0  # After an error it scans, too: a due time may be lost.
         while True:
             if time.monotonic() >= next_scan:
-                is_ours = self._duty.is_ours()
+                is_ours = self.job.is_on_duty
                 next_scan = time.monotonic() + (self._full_scan_interval() if is_ours else DUTY_CHECK_SECONDS)
                 if is_ours:
                     yield from self._scan()

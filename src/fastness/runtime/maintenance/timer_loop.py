@@ -25,7 +25,6 @@ from fastness.layers.timers import DueTimer
 from fastness.limits import DUTY_CHECK_SECONDS, TIMER_BATCH, TIMER_LATE_SECONDS
 from fastness.runtime.background import Job, Steps
 from fastness.runtime.consumer_options import ConsumerOptions
-from fastness.runtime.maintenance.duty import Duty
 from fastness.runtime.maintenance.every import every_universe
 from fastness.runtime.maintenance.skipping import skip_undecryptable
 from fastness.runtime.publishing import Event, Publish
@@ -48,13 +47,11 @@ class TimerFiring:
         publish: Publish,
         *,
         shared: bool,
-        duty: Duty | None = None,
     ) -> None:
         self._database = database
         self._options = options
         self._publish = publish
         self._shared = shared
-        self._duty = duty or Duty()
         self._jitter = Random()
         self._universes: frozenset[str] = frozenset()
         self._has_new_universe = False  # A timer was set in a universe that the job may not know.
@@ -89,7 +86,7 @@ class TimerFiring:
 
     def _fire_due(self, universes: Sequence[str]) -> Generator[float, None, float | None]:
         """Fire what is due; the seconds until the next timer is, or None if there is none."""
-        if not self._duty.is_ours():
+        if not self.job.is_on_duty:
             if time.monotonic() >= self._next_late_look:
                 self._next_late_look = time.monotonic() + TIMER_LATE_SECONDS
                 for each in universes:

@@ -90,7 +90,7 @@ class AsyncHostTest:
         ids = IdSource(0) if url == "memory:" else None
         self.services = open_plane(url, Options(clock=self.clock, ids=ids, gc_every_seconds=None)).services
         for job in self.services.background.jobs:  # A test fires timers itself.
-            self.services.background.pause(job)
+            job.pause()
         # Events start jobs that fire timers and write session logs.
         self.services.publish = discard  # type: ignore[method-assign]
         self.sync_transport = EmbeddedTransport(self.services)
