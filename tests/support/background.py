@@ -2,7 +2,7 @@
 
 from fastness.clock import Clock
 from fastness.runtime.background import BackgroundRunner, Job
-from fastness.runtime.maintenance.duty import Duty
+from fastness.runtime.duty import Duty
 
 
 class DrivenRunner(BackgroundRunner):

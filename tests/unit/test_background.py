@@ -12,7 +12,7 @@ from fastness.errors import Closed, Unreachable
 from fastness.kv import Transaction
 from fastness.limits import DUTY_CHECK_SECONDS
 from fastness.runtime.background import BackgroundRunner, Job, Steps
-from fastness.runtime.maintenance.duty import Duty
+from fastness.runtime.duty import Duty
 from fastness.testing.clock import ManualClock
 from tests.support.background import DrivenRunner
 from tests.support.waiting import eventually

@@ -26,8 +26,8 @@ from fastness.limits import (
     NODE_RETRY_SECONDS,
 )
 from fastness.runtime.background import BackgroundRunner
+from fastness.runtime.duty import Duty, LeasedDuty
 from fastness.runtime.maintenance.compaction_loop import world_compaction
-from fastness.runtime.maintenance.duty import Duty, LeasedDuty
 from fastness.runtime.maintenance.heartbeat import Heartbeat, NodeDescription
 from fastness.runtime.maintenance.mail_sweeper import MailSweeper
 from fastness.runtime.maintenance.space_loop import SpaceLoop

@@ -19,9 +19,9 @@ from fastness.layers import queues
 from fastness.layers.queues import NEVER_MS, QueueKey
 from fastness.limits import COUNTERS_UNFOLDED_MAX, DUTY_CHECK_SECONDS
 from fastness.runtime.consumer_options import ConsumerOptions
+from fastness.runtime.duty import Duty, LeasedDuty
 from fastness.runtime.maintenance import every
 from fastness.runtime.maintenance import sweeper as sweeper_module
-from fastness.runtime.maintenance.duty import Duty, LeasedDuty
 from fastness.runtime.maintenance.sweeper import Sweeper
 from fastness.testing.clock import ManualClock
 from fastness.wire.queues import NewMessage, QueuePolicy

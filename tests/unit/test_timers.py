@@ -15,8 +15,8 @@ from fastness.layers.worlds import World, WorldState
 from fastness.limits import TIMER_LATE_SECONDS
 from fastness.runtime.background import BackgroundRunner
 from fastness.runtime.consumer_options import ConsumerOptions
+from fastness.runtime.duty import Duty
 from fastness.runtime.maintenance import timer_loop
-from fastness.runtime.maintenance.duty import Duty
 from fastness.runtime.maintenance.timer_loop import TimerFiring
 from fastness.runtime.publishing import discard
 from fastness.testing.clock import ManualClock

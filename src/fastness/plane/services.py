@@ -33,10 +33,10 @@ from fastness.runtime.activity.events import EventLogger
 from fastness.runtime.activity.log import ActivityLog
 from fastness.runtime.background import BackgroundRunner
 from fastness.runtime.consumer_options import ConsumerOptions
+from fastness.runtime.duty import Duty, LeasedDuty
 from fastness.runtime.locks.counters import LockCounters
 from fastness.runtime.locks.table import CallerLocks, HolderInfo, LockTable
 from fastness.runtime.maintenance.disk_space import DiskSpaceMonitor, log_bytes_max
-from fastness.runtime.maintenance.duty import Duty, LeasedDuty
 from fastness.runtime.maintenance.heartbeat import Heartbeat, NodeDescription
 from fastness.runtime.maintenance.mail_sweeper import MailSweeper
 from fastness.runtime.maintenance.space_counters import SpaceCounters

@@ -32,7 +32,7 @@ from fastness.clock import Clock, on_clock_change
 from fastness.errors import Closed, FastnessError
 from fastness.kv.fork_safety import invalidate_in_children
 from fastness.limits import BACKGROUND_RETRY_SECONDS, BACKGROUND_RETRY_SECONDS_MAX, DUTY_CHECK_SECONDS
-from fastness.runtime.maintenance.duty import Duty
+from fastness.runtime.duty import Duty
 
 _log: Final = logging.getLogger("fastness.background")
 
@@ -306,7 +306,7 @@ class BackgroundRunner:
 
     def run_due(self) -> None:
         """Do what is due now, in the thread of the caller."""
-        for thread in self._threads.values():
+        for thread in list(self._threads.values()):  # A job may add others.
             thread.run_due()
 
     def stop(self) -> None:

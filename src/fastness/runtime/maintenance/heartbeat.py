@@ -22,7 +22,7 @@ from fastness.layers.maintenance import MaintenanceLease
 from fastness.layers.nodes import Load, Node
 from fastness.limits import MAINTENANCE_LEASE_SECONDS, NODE_HEARTBEAT_SECONDS, NODE_RETRY_SECONDS
 from fastness.runtime.background import Job, Steps
-from fastness.runtime.maintenance.duty import LeasedDuty
+from fastness.runtime.duty import LeasedDuty
 from fastness.tiers import Tier
 from fastness.version import __version__
 

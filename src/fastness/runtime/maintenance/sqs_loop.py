@@ -10,7 +10,6 @@ has left. A node does the work that its own commits add without waiting for that
 harmless: each step is a transaction that reads how far the work has come, and its rate is kept there, too.
 """
 
-import logging
 import math
 import time
 from collections.abc import Callable, Generator
@@ -18,7 +17,6 @@ from random import Random
 from typing import Final
 
 from fastness.clock import Clock
-from fastness.errors import Backend, Busy, Closed
 from fastness.kv import Database, Transaction
 from fastness.layers import move_tasks, sqs, sqs_work
 from fastness.layers.queues import QueueKey
@@ -27,14 +25,11 @@ from fastness.limits import DUTY_CHECK_SECONDS
 from fastness.runtime.background import Job, Steps
 from fastness.runtime.consumer_options import ConsumerOptions
 from fastness.runtime.maintenance.every import every_universe
-from fastness.runtime.maintenance.skipping import skip_undecryptable
+from fastness.runtime.maintenance.skipping import run_isolated, skip_undecryptable
 from fastness.runtime.publishing import Publish
 from fastness.tiers import Tier
 
-_log = logging.getLogger("fastness.sqs")
 _STEPS_MAX: Final = 100  # Of one purge, deletion or task, before the others go on.
-_RETRY_SECONDS: Final = 1.0
-_SKIPPED_SECONDS: Final = 60.0  # Until work is tried again of which a value cannot be decrypted.
 
 _STEPS: Final[dict[Kind, Callable[[Transaction, QueueKey, str], Step]]] = {
     "delete": sqs.delete_step,
@@ -84,7 +79,10 @@ class SqsWork:
                         found = self._database.read(sqs_work.pending, universe, tier=Tier.IMPORTANT)
                         due |= dict.fromkeys(found, 0.0)
             for key in [key for key, at in due.items() if at <= now or self._has_clock]:
-                seconds = yield from self._do_guarded(key)
+                failure = f"the {key.kind} of queue {key.universe}/{key.queue} failed; retrying soon"
+                seconds = yield from run_isolated(
+                    self._database, key.universe, "work on an SQS queue", failure, self._do(key)
+                )
                 if seconds is None:
                     del due[key]
                 else:
@@ -93,18 +91,6 @@ class SqsWork:
             if self._shared:
                 next_at = min(next_at, next_look if self.job.is_on_duty else time.monotonic() + DUTY_CHECK_SECONDS)
             yield None if next_at == math.inf else max(next_at - time.monotonic(), 0.0)
-
-    def _do_guarded(self, key: WorkKey) -> Generator[float, None, float | None]:
-        """Do what is due; in how many seconds the next step is, or None. An error does not stop other work."""
-        try:
-            with skip_undecryptable(self._database, key.universe, "work on an SQS queue"):
-                return (yield from self._do(key))
-            return _SKIPPED_SECONDS
-        except (Backend, Busy, Closed):  # Not specific to this work.
-            raise
-        except Exception:
-            _log.exception("the %s of queue %s/%s failed; retrying soon", key.kind, key.universe, key.queue)
-            return _RETRY_SECONDS
 
     def _do(self, key: WorkKey) -> Generator[float, None, float | None]:
         """Do a bounded number of steps."""

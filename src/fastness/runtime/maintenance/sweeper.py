@@ -11,14 +11,13 @@ too late.
 """
 
 import heapq
-import logging
 import math
 import threading
 import time
+from collections.abc import Generator
 from random import Random
 
 from fastness.clock import SystemClock
-from fastness.errors import Backend, Busy, Closed
 from fastness.kv import Database
 from fastness.layers import queues
 from fastness.layers.queues import NEVER_MS, QueueKey
@@ -26,14 +25,11 @@ from fastness.limits import DUTY_CHECK_SECONDS
 from fastness.runtime.background import Job, Steps
 from fastness.runtime.consumer_options import ConsumerOptions
 from fastness.runtime.maintenance.every import every_queue
-from fastness.runtime.maintenance.skipping import skip_undecryptable
+from fastness.runtime.maintenance.skipping import run_isolated
 from fastness.runtime.publishing import Publish
 from fastness.tiers import Tier
 
-_log = logging.getLogger("fastness.sweeper")
 _TRANSACTIONS_MAX = 1_000  # Per queue, before the other queues are processed.
-_RETRY_SECONDS = 1.0
-_SKIPPED_SECONDS = 60.0  # Until a queue is swept again of which a value cannot be decrypted.
 _UPKEEP_SECONDS = 60.0
 _UPKEEP_TRANSACTIONS_MAX = 100  # Per queue and minute.
 
@@ -122,37 +118,29 @@ class Sweeper:
                 heapq.heappop(self._due)
             return None
 
-    def _sweep_guarded(self, queue: QueueKey, *, with_upkeep: bool = False) -> Steps:
+    def _sweep_guarded(self, queue: QueueKey, *, with_upkeep: bool = False) -> Generator[float, None, None]:
         """Sweep a queue. After an unexpected error it is retried soon, and the other queues continue."""
-        try:
-            is_done = False
-            with skip_undecryptable(self._database, queue.universe, "the sweep of a queue"):
-                yield from self._sweep(queue)
-                if with_upkeep:
-                    yield from self._run_upkeep(queue)
-                is_done = True
-            if not is_done:
-                self.schedule(queue, self._now_ms() + round(_SKIPPED_SECONDS * 1_000))
-        except (Backend, Busy, Closed):  # Not specific to this queue.
-            raise
-        except Exception:
-            _log.exception("unexpected error while sweeping queue %s; continuing with the others", "/".join(queue))
-            self.schedule(queue, self._now_ms() + round(_RETRY_SECONDS * 1_000))
+        failure = f"unexpected error while sweeping queue {'/'.join(queue)}; continuing with the others"
+        steps = self._sweep(queue, with_upkeep=with_upkeep)
+        seconds = yield from run_isolated(self._database, queue.universe, "the sweep of a queue", failure, steps)
+        if seconds is not None:
+            self.schedule(queue, self._now_ms() + round(seconds * 1_000))
 
-    def _sweep(self, queue: QueueKey) -> Steps:
+    def _sweep(self, queue: QueueKey, *, with_upkeep: bool) -> Generator[float, None, None]:
         """Process everything that is due in a queue, a bounded number per transaction."""
+        in_ms = 0
         for _ in range(_TRANSACTIONS_MAX):
-            in_ms = self._database.read(
-                queues.due_in, queue
-            )  # By the database's clock, which may differ from this one.
+            in_ms = self._database.read(queues.due_in, queue)
             if in_ms > 0:
-                self.schedule(queue, self._now_ms() + in_ms)
-                return
+                break
             self._publish(self._database.transact(queues.sweep_and_collect_events, queue))
             yield 0.0
-        self.schedule(queue, self._now_ms())
+        # By the database's clock, which may differ from this one.
+        self.schedule(queue, self._now_ms() + max(in_ms, 0))
+        if with_upkeep:
+            yield from self._run_upkeep(queue)
 
-    def _run_upkeep(self, queue: QueueKey) -> Steps:
+    def _run_upkeep(self, queue: QueueKey) -> Generator[float, None, None]:
         """Fold the counters of a queue and delete what has expired, a bounded number per transaction."""
         for _ in range(_UPKEEP_TRANSACTIONS_MAX):
             if not self._database.read(queues.needs_upkeep, queue):

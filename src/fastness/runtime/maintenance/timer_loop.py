@@ -26,14 +26,12 @@ from fastness.limits import DUTY_CHECK_SECONDS, TIMER_BATCH, TIMER_LATE_SECONDS
 from fastness.runtime.background import Job, Steps
 from fastness.runtime.consumer_options import ConsumerOptions
 from fastness.runtime.maintenance.every import every_universe
-from fastness.runtime.maintenance.skipping import skip_undecryptable
+from fastness.runtime.maintenance.skipping import RETRY_SECONDS, SKIPPED_SECONDS, skip_undecryptable
 from fastness.runtime.publishing import Event, Publish
 from fastness.tiers import Tier
 
 _log = logging.getLogger("fastness.timers")
 _BATCHES_MAX: Final = 100  # Of a universe, before the others are looked at.
-_RETRY_SECONDS: Final = 1.0
-_SKIPPED_SECONDS: Final = 60.0  # Until a universe is looked at again of which a value cannot be decrypted.
 _NS_PER_MS: Final = 1_000_000
 
 
@@ -103,7 +101,7 @@ class TimerFiring:
         """Fire what is due in a universe, like `_fire_universe`. If a value cannot be decrypted, look again later."""
         with skip_undecryptable(self._database, universe, "the firing of timers"):
             return (yield from self._fire_universe(universe, late_ms))
-        return round(_SKIPPED_SECONDS * 1_000)
+        return round(SKIPPED_SECONDS * 1_000)
 
     def _fire_universe(self, universe: str, late_ms: int = 0) -> Generator[float, None, int | None]:
         """Fire what is due in a universe; in how many milliseconds the next timer is, if there is one."""
@@ -111,7 +109,7 @@ class TimerFiring:
         for _ in range(_BATCHES_MAX):
             due, in_ms = self._database.read(_look, universe, late_ms, after, tier=Tier.IMPORTANT)
             if not due:
-                return in_ms if after is None else round(_RETRY_SECONDS * 1_000)
+                return in_ms if after is None else round(RETRY_SECONDS * 1_000)
             if not self._fire(universe, due):
                 after = due[-1]
             yield 0.0
