@@ -201,7 +201,7 @@ class Services:
         try:
             if logged:
                 self.events.add(logged)
-                if self.clock is None and logged[0][0].startswith(MAIL_EVENTS):
+                if not self.mail_sweeper.job.passes and logged[0][0].startswith(MAIL_EVENTS) and self.clock is None:
                     self.background.add(self.mail_sweeper.job)
             for event in events if len(logged) < len(events) else ():
                 if event[0] == DUE:

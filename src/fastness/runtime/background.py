@@ -83,7 +83,7 @@ class Job:
     @property
     def is_running(self) -> bool:
         """Whether it has a thread, because a job of that thread is due at some time."""
-        return self.thread is not None and self.thread.is_running
+        return self.thread is not None and self.thread.thread is not None
 
     @property
     def is_on_duty(self) -> bool:
@@ -92,7 +92,7 @@ class Job:
 
     def wake(self) -> None:
         """Do the next step now, or look again after the current pass. A job that has failed keeps its pause."""
-        if self.thread is not None and not (self.is_woken and self.thread.is_running):
+        if self.thread is not None and not (self.is_woken and self.thread.thread is not None):
             self.thread.wake(self)
 
     def pause(self) -> None:
@@ -128,11 +128,7 @@ class JobThread:
         self._current: Job | None = None
         self._is_stopping = False
         self._cannot_start = False
-        self._thread: threading.Thread | None = None
-
-    @property
-    def is_running(self) -> bool:
-        return self._thread is not None
+        self.thread: threading.Thread | None = None  # Only while a job is due at some time.
 
     def add(self, job: Job) -> None:
         with self._changed:
@@ -150,7 +146,7 @@ class JobThread:
     def pause(self, job: Job) -> None:
         with self._changed:
             job.is_paused = True
-            while self._current is job and self._thread is not threading.current_thread():
+            while self._current is job and self.thread is not threading.current_thread():
                 self._changed.wait()
 
     def resume(self, job: Job) -> None:
@@ -168,7 +164,7 @@ class JobThread:
         with self._changed:
             self._is_stopping = True
             self._changed.notify_all()
-            thread = self._thread
+            thread = self.thread
         if thread is not None:
             thread.join()
         for job in self._jobs:
@@ -182,7 +178,7 @@ class JobThread:
 
     def _notify(self) -> None:
         self._changed.notify_all()
-        if not self.runner.starts_threads or self._is_stopping or self._thread is not None:
+        if not self.runner.starts_threads or self._is_stopping or self.thread is not None:
             return
         thread = threading.Thread(target=self._run, name=f"fastness-{self._name}", daemon=True)
         try:
@@ -192,7 +188,7 @@ class JobThread:
                 _log.warning("the thread fastness-%s cannot start yet; its work waits: %s", self._name, error)
             self._cannot_start = True
         else:
-            self._thread, self._cannot_start = thread, False
+            self.thread, self._cannot_start = thread, False
 
     def _run(self) -> None:
         while (job := self._take(waits=True)) is not None:
@@ -212,7 +208,7 @@ class JobThread:
                 if left_seconds == math.inf:
                     break
                 self._changed.wait(min(left_seconds, threading.TIMEOUT_MAX))
-            self._thread = None if waits else self._thread
+            self.thread = None if waits else self.thread
             return None
 
     def _finish(self, job: Job, pause_seconds: float | None) -> None:

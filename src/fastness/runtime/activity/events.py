@@ -80,7 +80,8 @@ class EventLogger:
     def add(self, events: Sequence[Event]) -> None:
         """Queue the events of a committed transaction or of a `LeaseWaiter`."""
         self._waiting.extend(events)
-        self._background.add(self._job)
+        if not self._job.passes:  # It has not run yet.
+            self._background.add(self._job)
         if len(self._waiting) > EVENTS_MAX:
             self.write()  # Back-pressure: a caller that is faster than the job writes the queue itself.
 
