@@ -12,13 +12,14 @@ looked for. Where several nodes share a PostgreSQL database, a poll every few se
 from functools import partial
 from typing import Final
 
-from fastness.clock import Clock, SystemClock, on_clock_change
+from fastness.clock import Clock
 from fastness.kv import Database, Transaction
 from fastness.layers import effect_leases, effects
 from fastness.layers.effects import DueEffect
 from fastness.layers.idempotency import KeyedCall
 from fastness.runtime.cancellation import finish_or_undo_async
-from fastness.runtime.consumer_options import ConsumerOptions, Polling
+from fastness.runtime.commit_waits import AsyncCommitWaits
+from fastness.runtime.consumer_options import ConsumerOptions
 from fastness.tiers import Tier
 from fastness.wire.effects import EffectInfo, EffectPage
 
@@ -30,8 +31,7 @@ class AsyncEffectWaiter:
 
     def __init__(self, database: Database, clock: Clock | None, options: ConsumerOptions) -> None:
         self._database = database
-        self._clock = clock or SystemClock()
-        self._polling = Polling(database, options)
+        self._waits = AsyncCommitWaits(database, clock, options)
 
     async def claim(
         self,
@@ -53,23 +53,17 @@ class AsyncEffectWaiter:
             before = await self._database.transact_async(effect_leases.stored_claims, universe, call)
             if before is not None:
                 return EffectPage(before)
-        until_ms = self._clock.now_ms() + wait_ms
+        until_ms = self._waits.now_ms() + wait_ms
         attempt = partial(self._try_claim, universe, kinds, call, owner=owner, limit=limit, lease_ms=lease_ms)
         claimed, _ = await attempt()
         if claimed or not wait_ms:
             return EffectPage(claimed)
-        with self._database.watch(*effects.watch_prefixes(universe, kinds), additions=True) as watch:
-            stop_listening = on_clock_change(self._clock, watch.fire)
-            try:
-                while True:
-                    claimed, due_in_ms = await attempt()
-                    left_ms = until_ms - self._clock.now_ms()
-                    if claimed or left_ms <= 0:
-                        return EffectPage(claimed)
-                    pause_ms = left_ms if due_in_ms is None else min(left_ms, max(due_in_ms, 1))
-                    await watch.wait_async(self._polling.pause_ms(pause_ms) / 1_000)
-            finally:
-                stop_listening()
+        with self._waits.open(*effects.watch_prefixes(universe, kinds), until_ms=until_ms, additions=True) as wait:
+            while True:
+                claimed, due_in_ms = await attempt()
+                if claimed or wait.is_over:
+                    return EffectPage(claimed)
+                await wait.pause(due_in_ms)
 
     async def _try_claim(
         self, universe: str, kinds: list[str], call: KeyedCall | None, *, owner: str, limit: int, lease_ms: int
