@@ -27,8 +27,10 @@ NOT_TWINNED = {  # These serve both threads and event loops, or only one of the 
     ),
     "runtime": (
         "__init__",
+        "background",
         "cancellation",
         "consumer_options",
+        "duty",
         "eager_tasks",
         "publishing",
         "rate_limits",

@@ -233,6 +233,8 @@ NODE_GONE_SECONDS: Final = 30.0  # Without a heartbeat for this long, a node is 
 NODE_FORGOTTEN_SECONDS: Final = 600.0  # and after this time it is not shown any more.
 NODES_MAX: Final = 1_000  # Nodes that are listed.
 MAINTENANCE_LEASE_SECONDS: Final = 12.0  # Another node does the periodic work this long after a node has died.
+BACKGROUND_RETRY_SECONDS: Final = 1.0  # After a background job has failed, doubled with each further failure,
+BACKGROUND_RETRY_SECONDS_MAX: Final = 5.0  # up to this.
 DUTY_CHECK_SECONDS: Final = 1.0  # How soon the sweepers of a node notice that it does the periodic work from now on.
 
 # Migrations.

@@ -42,12 +42,13 @@ from fastness.layers.queues import QueueKey
 from fastness.layers.worlds import World
 from fastness.plane.migrations import opened_source, opened_target, without_password
 from fastness.plane.open import open_database
+from fastness.runtime.background import BackgroundRunner
 from fastness.runtime.consumer_options import ConsumerOptions
 from fastness.runtime.maintenance import retention
 from fastness.runtime.maintenance.encryption import Encryption
 from fastness.runtime.maintenance.migrations import Migrator
 from fastness.runtime.maintenance.sweeper import Sweeper
-from fastness.runtime.maintenance.timer_loop import TimerLoop
+from fastness.runtime.maintenance.timer_loop import TimerFiring
 from fastness.server.encryption_metrics import EncryptionMetrics
 from fastness.testing.clock import ManualClock
 from fastness.wire.inboxes import DomainEvent, Effect, Timer
@@ -861,7 +862,7 @@ def test_a_universe_that_cannot_be_decrypted_does_not_stop_the_maintenance_of_ot
         services = plane._transport.services  # type: ignore[attr-defined]
         for universe, name in places:
             plane.encryption.enable(universe)
-            services.stop_timers()
+            services.timers.job.pause()
             services.database.transact(snapshots.create_world, World(universe, name))
             services.database.transact(timers.set, World(universe, name), 0, Timer(1, b"wake", b""))
     due = {universe: QueueKey(universe, "jobs") for universe, _ in places}
@@ -876,15 +877,15 @@ def test_a_universe_that_cannot_be_decrypted_does_not_stop_the_maintenance_of_ot
         cipher = cipher_of(database)
         assert cipher is not None
         options, shared = ConsumerOptions(), site.is_postgres
-        sweeper = Sweeper(database, options, shared=shared)
-        loop = TimerLoop(database, options, shared=shared)
+        runner = BackgroundRunner()
+        runner.add(Sweeper(database, options, shared=shared).job)
+        runner.add(TimerFiring(database, options, shared=shared).job)
         try:
             eventually(lambda: database.read(queues.due_in, due["main"]) > 0)
             eventually(lambda: database.read(inboxes.read, places[1], after=None, limit=10))
             eventually(lambda: {task for _, task in cipher.skipped} >= {"the sweep of a queue", "the firing of timers"})
         finally:
-            sweeper.stop()
-            loop.stop()
+            runner.stop()
         retention.delete_expired_rows(database)
         retention.delete_results(database)
         assert {universe for universe, _ in cipher.skipped} == {"damaged"}

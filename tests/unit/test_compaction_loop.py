@@ -1,18 +1,15 @@
-"""The compaction loop continues after errors in one world or in all of them."""
+"""The compaction of worlds continues after errors in one world or in all of them."""
 
-import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from fastness.backends.memory import MemoryDatabase
-from fastness.errors import Closed, Unreachable
+from fastness.errors import Unreachable
 from fastness.layers import worlds
 from fastness.layers.worlds import World
-from fastness.runtime.maintenance.compaction_loop import CompactionLoop
-
-DEADLINE_SECONDS = 30.0
+from fastness.runtime.maintenance.compaction_loop import world_compaction
+from tests.support.background import DrivenRunner
 
 
 class Store:
@@ -36,15 +33,6 @@ class _Compacted:
 worlds_compacted = _Compacted()
 
 
-def until(reached: Callable[[], Any]) -> None:
-    pause = threading.Event()
-    for _ in range(round(DEADLINE_SECONDS / 0.005)):
-        if reached():
-            return
-        pause.wait(0.005)
-    raise AssertionError("it did not happen")
-
-
 @pytest.fixture
 def database() -> MemoryDatabase:
     database = MemoryDatabase()
@@ -59,38 +47,27 @@ def test_a_failing_world_does_not_stop_the_compaction_of_others(
 ) -> None:
     store: Any = Store()
     store.errors["a"] = error
-    loop = CompactionLoop(database, store, 0.001)
-    until(lambda: loop.passes >= 2)
-    loop.stop()
-    assert store.compacted[:4] == ["b", "c", "b", "c"]
+    runner, job = DrivenRunner(), world_compaction(database, store, 60.0)
+    assert runner.start(job) == 60
+    assert store.compacted == []
+    for _ in range(2):
+        assert runner.advance(60, job) == 60
+    assert store.compacted == ["b", "c", "b", "c"]
     assert "world main/a" in caplog.text
 
 
-@pytest.mark.parametrize("error", [Unreachable("away"), ZeroDivisionError("damaged")], ids=["expected", "unexpected"])
 def test_compaction_continues_after_a_failed_pass(
-    database: MemoryDatabase, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+    database: MemoryDatabase, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    def fail(*args: Any, **options: Any) -> Any:
+        raise Unreachable("away")
+
     store: Any = Store()
-    read, failed = database.read, threading.Event()
-
-    def fail_once(*args: Any, **options: Any) -> Any:
-        if not failed.is_set():
-            failed.set()
-            raise error
-        return read(*args, **options)
-
-    monkeypatch.setattr(database, "read", fail_once)
-    loop = CompactionLoop(database, store, 0.001)
-    until(lambda: len(store.compacted) >= 3)
-    loop.stop()
-    assert failed.is_set()
-    assert "compaction was interrupted" in caplog.text
-
-
-def test_a_closed_database_ends_the_thread(database: MemoryDatabase) -> None:
-    store: Any = Store()
-    store.errors["a"] = Closed("closed")
-    loop = CompactionLoop(database, store, 0.001)
-    loop._thread.join(DEADLINE_SECONDS)
-    assert not loop._thread.is_alive()
-    loop.stop()
+    runner, job = DrivenRunner(), world_compaction(database, store, 60.0)
+    runner.start(job)
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "read", fail)
+        assert runner.advance(60, job) == 1
+    assert "the compaction of worlds failed" in caplog.text
+    assert runner.advance(1, job) == 60
+    assert store.compacted == ["a", "b", "c"]

@@ -22,6 +22,7 @@ from fastness.errors import (
     MessageLeased,
     MessageNotFound,
     PayloadTooLarge,
+    QueueMessageLeaseMismatch,
     ResultNotKept,
     ResultNotReady,
 )
@@ -738,6 +739,20 @@ def test_a_cancel_is_waited_for(jobs: Queue, plane: Plane, threads: ThreadPoolEx
     waiting = threads.submit(plane._transport.call, WaitForCancel("jobs", [first.lease, second.lease], 600.0, "main"))
     jobs.cancel(second.id)
     assert [each.code for each in waiting.result(30).outcomes] == [None, MessageCancelled.code]
+
+
+def test_a_wait_for_a_cancel_ends_by_the_clock_of_the_plane(threads: ThreadPoolExecutor) -> None:
+    clock = ManualClock()
+    with fastness.open("memory:", clock=clock) as plane:
+        jobs = plane.queue("jobs")
+        jobs.put("a")
+        (message,) = jobs.receive_many(1, extend_for_seconds=0)
+        waiting = threads.submit(plane._transport.call, WaitForCancel("jobs", [message.lease], 600.0, "main"))
+        watches = plane._transport.services.database._watches  # type: ignore[attr-defined]
+        eventually(lambda: watches.count)
+        clock.advance_ms(600_000)
+        (ended,) = waiting.result(30).outcomes
+        assert ended.code == QueueMessageLeaseMismatch.code, "its lease has expired by then"
 
 
 # Doctor and repair.

@@ -429,7 +429,7 @@ def test_worlds_are_compacted_in_the_background(tmp_path: Path, monkeypatch: pyt
         assert len(plane.world("a").read()) == 102
     finally:
         transport.close()
-    assert not any(thread.name == "fastness-upkeep" for thread in threading.enumerate())
+    assert not any(thread.name == "fastness-space" for thread in threading.enumerate())
 
 
 def test_an_invalid_interval_is_refused_and_leaves_nothing_open(tmp_path: Path) -> None:

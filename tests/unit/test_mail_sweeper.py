@@ -1,14 +1,11 @@
 """The mail sweeper removes expired mail from unread mailboxes. Time is moved, never slept."""
 
 import logging
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import SimpleQueue
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +14,7 @@ import fastness
 from fastness.backends.memory import MemoryDatabase
 from fastness.backends.postgres import PostgresDatabase
 from fastness.clock import SystemClock
-from fastness.errors import Closed, Unreachable
+from fastness.errors import Unreachable
 from fastness.kv import Event, Transaction
 from fastness.layers import mailboxes
 from fastness.layers.mailboxes import Address, expiry
@@ -26,37 +23,13 @@ from fastness.runtime.maintenance import mail_sweeper, scan
 from fastness.runtime.maintenance.mail_sweeper import MailSweeper
 from fastness.testing.clock import ManualClock
 from fastness.wire.mail import MailPolicy, NewMail
+from tests.support.background import DrivenRunner
 from tests.support.waiting import eventually
 
 DEADLINE_SECONDS = 30.0  # A thread that hangs fails the test.
 EVERY = 300.0
 TTL_MS = 7 * 86_400_000
 ADA, BOB = Address("main", "ada"), Address("main", "bob")
-
-
-class Rest:
-    """An event whose waits end when the test advances the time; `pauses` records their timeouts."""
-
-    def __init__(self) -> None:
-        self.pauses: SimpleQueue[float] = SimpleQueue()
-        self._set = threading.Event()
-        self._over = threading.Semaphore(0)
-
-    def set(self) -> None:
-        self._set.set()
-        self._over.release()
-
-    def is_set(self) -> bool:
-        return self._set.is_set()
-
-    def end(self) -> None:
-        self._over.release()
-
-    def wait(self, seconds: float) -> bool:
-        if seconds:
-            self.pauses.put(seconds)
-            assert self._over.acquire(timeout=DEADLINE_SECONDS)
-        return self.is_set()
 
 
 class WatchedDatabase(MemoryDatabase):
@@ -79,26 +52,22 @@ class WatchedDatabase(MemoryDatabase):
 class Day:
     """The sweeper with its clock and database."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.clock = ManualClock()
-        self.rest = Rest()
+        self.runner = DrivenRunner()
         self.published: list[Event] = []
         self.database = WatchedDatabase(self.clock)
         self.database.publish = self.published.extend
-        self.sweeper: MailSweeper | None = None
-        threads = SimpleNamespace(Event=lambda: self.rest, Thread=threading.Thread)
-        monkeypatch.setattr(mail_sweeper, "threading", threads)
 
     def start(self, *, shared: bool = False) -> float:
         """Start the sweeper; its pause after the first sweep."""
-        self.sweeper = MailSweeper(self.database, shared=shared)
-        return self.rest.pauses.get(timeout=DEADLINE_SECONDS)
+        self.job = MailSweeper(self.database, shared=shared).job
+        return self.runner.start(self.job)
 
     def advance(self, milliseconds: int) -> float:
-        """Advance the time by one sweep; the next pause of the sweeper."""
+        """Advance the clock, and the time by one sweep; the next pause of the sweeper."""
         self.clock.advance_ms(milliseconds)
-        self.rest.end()
-        return self.rest.pauses.get(timeout=DEADLINE_SECONDS)
+        return self.runner.advance(self.job.due_at - self.runner.now, self.job)
 
     def send(self, to: Address = BOB, count: int = 1) -> None:
         def work(tx: Transaction) -> None:
@@ -112,16 +81,16 @@ class Day:
 
 
 @pytest.fixture
-def day(monkeypatch: pytest.MonkeyPatch) -> Iterator[Day]:
-    day = Day(monkeypatch)
+def day() -> Iterator[Day]:
+    day = Day()
     yield day
-    if day.sweeper is not None:
-        day.sweeper.stop()
+    day.runner.stop()
     day.database.close()
 
 
-def is_running() -> bool:
-    return any(thread.name == "fastness-mail-sweeper" for thread in threading.enumerate())
+def is_swept(plane: fastness.Plane) -> bool:
+    jobs = plane._transport.services.background.jobs  # type: ignore[attr-defined]
+    return any(job.name == "the removal of expired mail" for job in jobs)
 
 
 def test_expired_mail_is_removed_every_five_minutes_without_readers(day: Day) -> None:
@@ -205,7 +174,7 @@ def test_a_failing_universe_does_not_stop_the_sweep_of_others(day: Day, caplog: 
     assert [day.count(agent) for agent in agents] == [0, 0, 0]
 
 
-def test_an_unreachable_key_space_is_retried_at_the_next_sweep(
+def test_an_unreachable_key_space_is_retried_soon(
     day: Day, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     day.send()
@@ -215,51 +184,24 @@ def test_an_unreachable_key_space_is_retried_at_the_next_sweep(
         raise Unreachable("away")
 
     monkeypatch.setattr(day.database, "read", read)
-    with caplog.at_level(logging.WARNING, "fastness.mail"):
-        day.start()
-    assert "retrying in 300 s: away" in caplog.text
+    assert day.start() == 1
+    assert "the removal of expired mail failed; it is tried again in 1 s, and then until it works: away" in caplog.text
     monkeypatch.undo()
     day.advance(300_000)
     assert day.count() == 0
 
 
-def test_a_closed_database_ends_the_thread(day: Day) -> None:
-    day.send()
-    day.start()
-    day.database.errors = {"main": Closed("closed")}
-    day.clock.advance_ms(TTL_MS + 300_000)
-    day.rest.end()
-    assert day.sweeper is not None
-    day.sweeper._thread.join(DEADLINE_SECONDS)
-    assert not is_running()
-
-
-def test_stop_interrupts_the_pause_and_takes_effect_between_transactions(
-    day: Day, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_transaction_of_a_universe_is_a_step(day: Day, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other jobs take their turns in between, and a plane that closes waits for one transaction only."""
     monkeypatch.setattr(expiry, "MAIL_SWEEP_BATCH", 1)
     day.send(count=50)
     day.start()
-    assert day.sweeper is not None
-    sweeper, entered, leave = day.sweeper, threading.Event(), threading.Event()
-
-    def committed(keys: object, ranges: object) -> None:
-        entered.set()
-        assert leave.wait(DEADLINE_SECONDS)
-
-    day.database.subscribe(committed)
-    day.database.sweeps.clear()
     day.clock.advance_ms(TTL_MS + 300_000)
-    day.rest.end()
-    assert entered.wait(DEADLINE_SECONDS)
-    stopping = threading.Thread(target=sweeper.stop)
-    stopping.start()
-    while not day.rest.is_set():
-        time.sleep(0)
-    leave.set()
-    stopping.join(DEADLINE_SECONDS)
-    assert not is_running()
-    assert day.database.sweeps["main"] == 1
+    day.database.sweeps.clear()
+    steps = day.job.run()
+    for count in range(1, 4):
+        assert next(steps) == 0
+        assert day.database.sweeps["main"] == count
 
 
 def test_the_sweeps_of_several_nodes_are_spread(day: Day) -> None:
@@ -313,27 +255,25 @@ def test_a_reopened_plane_removes_expired_mail(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(SystemClock, "now_ms", lambda self: time.time_ns() // 1_000_000 + 700_000)
     with fastness.open(f"dir:{tmp_path}") as plane:
         eventually(lambda: plane.mailbox("bob").count() == 0)
-        assert is_running()
-    assert not is_running()
+        assert is_swept(plane)
 
 
 def test_a_plane_in_memory_starts_to_sweep_with_the_first_mail() -> None:
     with fastness.open("memory:") as plane:
         plane.queue("jobs").put(1)
-        assert not is_running()
+        assert not is_swept(plane)
         plane.mailbox("ada").send("bob", 1)
-        assert is_running()
-    assert not is_running()
+        assert is_swept(plane)
 
 
 def test_a_manual_clock_starts_no_sweeper(tmp_path: Path) -> None:
     for url in ("memory:", f"dir:{tmp_path}"):
         with fastness.open(url, clock=ManualClock()) as plane:
             plane.mailbox("ada").send("bob", 1)
-            assert not is_running()
+            assert not is_swept(plane)
 
 
-def test_an_unexpected_error_of_the_key_space_is_retried_at_the_next_sweep(
+def test_an_unexpected_error_of_the_key_space_is_retried_soon(
     day: Day, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     day.send()
@@ -343,7 +283,7 @@ def test_an_unexpected_error_of_the_key_space_is_retried_at_the_next_sweep(
         raise ZeroDivisionError
 
     monkeypatch.setattr(day.database, "read", read)
-    assert day.start() == EVERY
+    assert day.start() == 1
     assert "ZeroDivisionError" in caplog.text
     monkeypatch.undo()
     day.advance(300_000)

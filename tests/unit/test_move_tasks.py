@@ -1,6 +1,7 @@
 """Move tasks: what they move and where to, their rate, and what is left of them after a crash."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -338,7 +339,8 @@ def test_a_plane_moves_messages_in_the_background(tmp_path: Path) -> None:
         plane.call(StartMoveTask(source="dead", destination="else"))
         eventually(lambda: moved(plane).status == "COMPLETED")
         assert (moved(plane).moved, count(plane, "dead"), count(plane, "else")) == (600, 0, 600)
-        eventually(lambda: plane.services._sqs_loop is not None and not plane.services._sqs_loop.is_running)
+        (job,) = (job for job in plane.services.background.jobs if job.name == "the work on SQS queues")
+        eventually(lambda: job.is_between_passes and job.due_at == math.inf)
         plane.call(StartMoveTask(source="dead", destination="else"))
         eventually(lambda: moved(plane).status == "COMPLETED")
     finally:

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,16 @@ from fastness.layers import mailboxes, maintenance, nodes
 from fastness.layers.mailboxes import Address
 from fastness.layers.maintenance import MaintenanceLease
 from fastness.limits import (
+    DUTY_CHECK_SECONDS,
     MAINTENANCE_LEASE_SECONDS,
     NODE_FORGOTTEN_SECONDS,
     NODE_GONE_SECONDS,
     NODE_HEARTBEAT_SECONDS,
+    NODE_RETRY_SECONDS,
 )
-from fastness.runtime.maintenance.compaction_loop import CompactionLoop
-from fastness.runtime.maintenance.duty import Duty, LeasedDuty
+from fastness.runtime.background import BackgroundRunner
+from fastness.runtime.duty import Duty, LeasedDuty
+from fastness.runtime.maintenance.compaction_loop import world_compaction
 from fastness.runtime.maintenance.heartbeat import Heartbeat, NodeDescription
 from fastness.runtime.maintenance.mail_sweeper import MailSweeper
 from fastness.runtime.maintenance.space_loop import SpaceLoop
@@ -32,6 +35,7 @@ from fastness.runtime.maintenance.space_options import SpaceOptions
 from fastness.testing.clock import ManualClock
 from fastness.wire.mail import NewMail
 from fastness.wire.nodes import NodeLoad, NodeStatus
+from tests.support.background import DrivenRunner
 
 DEADLINE_SECONDS = 30.0  # A thread that hangs fails the test.
 BOB = Address("main", "bob")
@@ -118,8 +122,7 @@ class Nodes:
     def add(self, name: str) -> Heartbeat:
         database = self._stack.enter_context(PostgresDatabase(self._url, clock=self._clock))
         duty = LeasedDuty(self._clock)
-        beat = Heartbeat(database, NodeDescription(name), duty, clock=self._clock, first_seconds=threading.TIMEOUT_MAX)
-        self._stack.callback(beat.stop)
+        beat = Heartbeat(database, NodeDescription(name), duty, clock=self._clock)
         self.beats[name], self.duties[name] = beat, duty
         return beat
 
@@ -168,7 +171,7 @@ def test_a_node_that_stops_leaves_no_record_and_no_lease(cluster: Nodes, postgre
     first, second = cluster.add("a"), cluster.add("b")
     first.beat()
     second.beat()
-    first.stop()
+    first.leave()
     assert cluster.on_duty() == []
     second.beat()
     assert cluster.on_duty() == ["b"]
@@ -207,39 +210,61 @@ def until(condition: Callable[[], bool]) -> None:
     raise AssertionError("the condition did not become true")
 
 
+@contextmanager
+def beating(database: Database, name: str, *, first_seconds: float = 0.0) -> Iterator[Duty]:
+    """A node whose heartbeat runs by itself, and its duty."""
+    duty, runner = LeasedDuty(), BackgroundRunner()
+    beat = Heartbeat(database, NodeDescription(name), duty, first_seconds=first_seconds)
+    runner.add(beat.job)
+    try:
+        yield duty
+    finally:
+        runner.stop()
+        beat.leave()
+
+
 def test_a_release_wakes_the_other_node_at_once() -> None:
     """Both heartbeats run by themselves; the second one would wait for 5 s without the watch."""
     with MemoryDatabase() as database:
-        one, other = LeasedDuty(), LeasedDuty()
-        first = Heartbeat(database, NodeDescription("a"), one)
-        until(one.is_ours)
-        second = Heartbeat(database, NodeDescription("b"), other)
-        until(lambda: len(list_nodes(database)) == 2)
-        assert not other.is_ours()
-        first.stop()
-        until(other.is_ours)
-        second.stop()
+        with ExitStack() as second:
+            with beating(database, "a") as one:
+                until(one.is_ours)
+                other = second.enter_context(beating(database, "b"))
+                until(lambda: len(list_nodes(database)) == 2)
+                assert not other.is_ours()
+            until(other.is_ours)
         assert list_nodes(database) == {}
 
 
 def test_a_heartbeat_survives_a_key_space_that_does_not_answer(caplog: pytest.LogCaptureFixture) -> None:
     with Refusing() as database:
         database.error = Unreachable("away")
-        duty = LeasedDuty()
-        beat = Heartbeat(database, NodeDescription("a"), duty)
-        until(lambda: "the heartbeat of this node fails" in caplog.text)
-        assert not duty.is_ours()
-        database.error = None
-        until(duty.is_ours)
-        database.error = Unreachable("away")
-        beat.stop()
+        with beating(database, "a") as duty:
+            until(lambda: "the heartbeat of this node failed" in caplog.text)
+            assert not duty.is_ours()
+            database.error = None
+            until(duty.is_ours)
+            database.error = Unreachable("away")
         assert not duty.is_ours()
     assert "could not be deleted" in caplog.text
 
 
+def test_a_heartbeat_is_retried_every_second(clock: ManualClock) -> None:
+    """The lease of this node would expire during longer pauses."""
+    with Refusing(clock=clock) as database:
+        database.error = Unreachable("away")
+        runner, beat = DrivenRunner(), Heartbeat(database, NodeDescription("a"), LeasedDuty(clock), clock=clock)
+        pauses = [runner.start(beat.job), *(runner.advance(NODE_RETRY_SECONDS, beat.job) for _ in range(5))]
+        assert pauses == [NODE_RETRY_SECONDS] * 6
+        database.error = None
+        assert runner.advance(NODE_RETRY_SECONDS, beat.job) == NODE_HEARTBEAT_SECONDS
+        runner.stop()
+
+
 def test_a_process_that_ends_at_once_leaves_no_trace() -> None:
     with MemoryDatabase() as database:
-        Heartbeat(database, NodeDescription("a"), LeasedDuty(), first_seconds=threading.TIMEOUT_MAX).stop()
+        with beating(database, "a", first_seconds=threading.TIMEOUT_MAX):
+            pass
         assert database.read(lambda tx: tx.scan(b"", b"\xff", limit=1)) == []
 
 
@@ -264,14 +289,11 @@ def test_planes_on_one_postgresql_see_each_other(postgres_url: str) -> None:
 
 
 class SwitchedDuty(Duty):
-    """A duty that the test gives and takes; counts how often it is asked for."""
+    """A duty that the test gives and takes."""
 
-    def __init__(self) -> None:
-        self.ours = False
-        self.asked = 0
+    ours = False
 
     def is_ours(self) -> bool:
-        self.asked += 1
         return self.ours
 
 
@@ -282,31 +304,22 @@ class Unused:
         raise AssertionError(f"{name} is not needed")
 
 
-def compaction(database: Database, duty: Duty) -> tuple[CompactionLoop, Callable[[], bool]]:
-    loop = CompactionLoop(database, Unused(), 0.001, duty=duty)
-    return loop, lambda: loop.passes > 0
-
-
-def space(database: Database, duty: Duty) -> tuple[SpaceLoop, Callable[[], bool]]:
-    loop = SpaceLoop(database, None, SpaceOptions(), 0.001, worlds=Unused(), duty=duty)
-    return loop, lambda: loop.passes > 0
-
-
-def mail(database: Database, duty: Duty) -> tuple[MailSweeper, Callable[[], bool]]:
-    sweeper = MailSweeper(database, shared=True, duty=duty)
-    return sweeper, lambda: database.read(mailboxes.summary, BOB).box.count == 0
-
-
-@pytest.mark.parametrize("start", [compaction, space, mail])
-def test_a_loop_runs_only_on_duty(start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastness.runtime.maintenance.mail_sweeper.DUTY_CHECK_SECONDS", 0.001)
+def test_periodic_work_is_done_on_duty_only() -> None:
     clock, duty = ManualClock(), SwitchedDuty()
     with MemoryDatabase(clock=clock) as database:
         database.transact(mailboxes.send, Address("main", "ada"), BOB, NewMail("old"))
         clock.advance_ms(365 * 86_400_000)
-        loop, has_run = start(database, duty)
-        until(lambda: duty.asked >= 3)
-        assert not has_run()
-        duty.ours = True
-        until(has_run)
-        loop.stop()
+        for job in (
+            world_compaction(database, Unused(), 1.0),
+            SpaceLoop(database, None, SpaceOptions(), 1.0, worlds=Unused()).job,
+            MailSweeper(database, shared=True).job,
+        ):
+            duty.ours = False
+            runner = DrivenRunner(duty=duty)
+            runner.start(job)
+            assert runner.advance(10, job) == DUTY_CHECK_SECONDS
+            assert job.steps is None, "it has not begun"
+            duty.ours = True
+            runner.advance(10, job)
+            assert job.passes == 1
+        assert database.read(mailboxes.summary, BOB).box.count == 0

@@ -40,22 +40,25 @@ from fastness.limits import (
     BLOB_UPLOAD_SECONDS_MAX,
     COMPACT_DELETIONS_MIN,
     COMPACT_REWRITES_MAX,
+    COMPACT_TIGHT_SECONDS,
     GC_GRACE_SECONDS,
     PAYLOAD_INLINE_BYTES_MAX,
 )
 from fastness.plane.embedded import EmbeddedTransport
 from fastness.plane.services import Services
+from fastness.runtime.background import BackgroundRunner, Job
 from fastness.runtime.maintenance import retention
 from fastness.runtime.maintenance.space_counters import SpaceCounters
 from fastness.runtime.maintenance.space_loop import SpaceLoop, trim_logs
 from fastness.runtime.maintenance.space_options import SpaceOptions
-from fastness.runtime.maintenance.table_compaction import TableCompaction
+from fastness.runtime.maintenance.table_compaction import table_compaction
 from fastness.runtime.sync.blobs import BlobStore
 from fastness.runtime.sync.worlds import WorldStore
 from fastness.testing.clock import ManualClock
 from fastness.testing.faults import ChosenFault, Crash, FaultyDatabase, faulty_objects
 from fastness.wire.inboxes import DomainEvent
 from fastness.wire.queues import NewMessage, PutMessages, QueuePolicy
+from tests.support.background import DrivenRunner
 from tests.support.waiting import eventually
 
 LARGE = bytes(range(256)) * 200
@@ -309,6 +312,13 @@ def test_a_negative_grace_period_is_refused(plane: Plane) -> None:
 # Session logs.
 
 
+def run_passes(job: Job, count: int) -> None:
+    runner = DrivenRunner()
+    runner.start(job)
+    while job.passes < count:
+        runner.advance(job.due_at - runner.now, job)
+
+
 def log_a_file(plane: Plane, session: str) -> None:
     plane.activity.log(session, {"text": "x" * 1_000})
     plane.activity.end(session)
@@ -358,10 +368,8 @@ def test_a_loop_counts_what_it_deletes_and_its_failures(
     database, counters = MemoryDatabase(clock=clock), SpaceCounters(clock)
     store = faulty_objects(objects, ChosenFault(0, lambda: Unreachable("away"))) if fails else objects
     worlds = WorldStore(database, store, BlobStore(database, store))
-    loop = SpaceLoop(database, store, SpaceOptions(log_keep_seconds=60), 0.001, worlds=worlds, counters=counters)
-    while loop.passes < 2:
-        pass
-    loop.stop()
+    loop = SpaceLoop(database, store, SpaceOptions(log_keep_seconds=60), 60.0, worlds=worlds, counters=counters)
+    run_passes(loop.job, 2)
     assert (counters.deleted["session logs"], counters.deleted_bytes["session logs"]) == (1, file.size)
     assert counters.last.failures == fails
     assert (counters.last.succeeded_ms, counters.last.error) == (clock.now_ms(), None)
@@ -429,10 +437,8 @@ def test_a_plane_deletes_in_the_background(tmp_path: Path) -> None:
     database.transact(blobs.release, "main", digest.hex())
     clock.advance_ms(BLOB_TOUCH_SECONDS * 1_000)
     counters, store = SpaceCounters(), WorldStore(database, objects, BlobStore(database, objects))
-    loop = SpaceLoop(database, objects, SpaceOptions(grace_seconds=0), 0.001, worlds=store, counters=counters)
-    while loop.passes < 2:
-        pass
-    loop.stop()
+    loop = SpaceLoop(database, objects, SpaceOptions(grace_seconds=0), 60.0, worlds=store, counters=counters)
+    run_passes(loop.job, 2)
     assert database.read(blobs.find, "main", digest) is None
     assert counters.deleted["blobs"] == 1
     with pytest.raises(InvalidArgument, match="gc_every_seconds"):
@@ -454,10 +460,11 @@ def test_closing_a_plane_does_not_wait_for_a_search(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(database, "read", read_and_tell)
     store = WorldStore(database, objects, BlobStore(database, objects))
-    loop = SpaceLoop(database, objects, SpaceOptions(), 0.001, worlds=store)
+    runner, loop = BackgroundRunner(), SpaceLoop(database, objects, SpaceOptions(), 0.001, worlds=store)
+    runner.add(loop.job)
     assert searching.wait(60)
-    loop.stop()  # It would wait an hour.
-    assert loop.passes == 0
+    runner.stop()  # It would wait an hour.
+    assert loop.job.passes == 0
 
 
 # Archived worlds, dead letters and results.
@@ -714,27 +721,45 @@ def test_a_failed_or_closed_database_frees_no_space(plane: Plane) -> None:
         database.compact_deleted()
 
 
-def test_the_loop_frees_space_until_nothing_is_left_and_survives_errors(caplog: pytest.LogCaptureFixture) -> None:
-    outcomes: list[Any] = [True, True, False, Unreachable("no disk"), ZeroDivisionError("unexpected"), False]
-    ended = threading.Event()
+class Compacting:
+    """A key space whose attempts to free space have chosen outcomes."""
 
-    class Compacting:
-        is_tight = False
+    def __init__(self, *outcomes: bool | Exception) -> None:
+        self.outcomes = list(outcomes)
+        self.is_tight = False
 
-        def compact_deleted(self) -> bool:
-            if not outcomes:
-                ended.set()
-                raise Closed("The database was closed")
-            outcome = outcomes.pop(0)
-            if isinstance(outcome, Exception):
-                raise outcome
-            return bool(outcome)
+    def compact_deleted(self) -> bool:
+        outcome = self.outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
-    loop = TableCompaction(Compacting(), 0.001)
-    assert ended.wait(30)
-    loop.stop()
+
+def test_space_is_freed_until_nothing_is_left_and_again_after_errors(caplog: pytest.LogCaptureFixture) -> None:
+    database = Compacting(True, True, False, Unreachable("no disk"), ZeroDivisionError("unexpected"), False)
+    runner, job = DrivenRunner(), table_compaction(database, 3 * COMPACT_TIGHT_SECONDS)
+    runner.start(job)
+
+    def wait(times: int) -> int:
+        """Let the job look so often; how many outcomes are left."""
+        for _ in range(times):
+            runner.advance(job.due_at - runner.now, job)
+        return len(database.outcomes)
+
+    assert wait(2) == 6, "it is not time yet"
+    assert wait(1) == 3
+    assert (wait(2), wait(1), wait(1), wait(1)) == (3, 2, 1, 0)
     assert "no disk" in caplog.text
-    assert "ZeroDivisionError" in caplog.text
+
+
+def test_space_is_freed_often_while_the_disk_is_tight() -> None:
+    database = Compacting(False, False)
+    runner, job = DrivenRunner(), table_compaction(database, 60.0)
+    database.is_tight = True
+    runner.start(job)
+    for left in (1, 0):
+        assert runner.advance(COMPACT_TIGHT_SECONDS, job) == COMPACT_TIGHT_SECONDS
+        assert len(database.outcomes) == left
 
 
 def test_an_open_directory_frees_space_until_it_is_closed(tmp_path: Path) -> None:
@@ -872,7 +897,7 @@ def test_session_logs_are_not_written_into_the_reserve(tmp_path: Path, monkeypat
         assert stats.accepted > stats.written == before
         assert "Only the reserve of the disk is left" in (stats.last_error or "")
         assert services.disk_space is not None
-        services.disk_space.stop()
+        services.disk_space.job.pause()
         services.database.low_space = False
         services.flush_logs()
         assert services.log().stats().written == services.log().stats().accepted

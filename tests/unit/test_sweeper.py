@@ -1,12 +1,9 @@
 """The sweeper: when it wakes up, what it processes, and which errors it survives. The tests move the time."""
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,33 +13,22 @@ import fastness
 from fastness.backends.memory import MemoryDatabase
 from fastness.backends.postgres import PostgresDatabase
 from fastness.clock import SystemClock
-from fastness.errors import Closed, Unreachable
-from fastness.kv import Event
+from fastness.errors import Unreachable
+from fastness.kv import Database, Event
 from fastness.layers import queues
 from fastness.layers.queues import NEVER_MS, MessageEvent, QueueKey
 from fastness.limits import COUNTERS_UNFOLDED_MAX, DUTY_CHECK_SECONDS
 from fastness.runtime.consumer_options import ConsumerOptions
+from fastness.runtime.duty import Duty, LeasedDuty
 from fastness.runtime.maintenance import scan
 from fastness.runtime.maintenance import sweeper as sweeper_module
-from fastness.runtime.maintenance.duty import LeasedDuty
 from fastness.runtime.maintenance.sweeper import Sweeper
 from fastness.testing.clock import ManualClock
 from fastness.wire.queues import NewMessage, QueuePolicy
+from tests.support.background import DrivenRunner
 
 DEADLINE_SECONDS = 30.0  # A thread that hangs fails the test.
 JOBS, MAIL = QueueKey("main", "jobs"), QueueKey("other", "mail")
-
-
-class Bed(threading.Condition):
-    """A condition whose waits end only by `notify`; `asleep` records their timeouts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asleep: SimpleQueue[float | None] = SimpleQueue()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        self.asleep.put(timeout)
-        return super().wait(DEADLINE_SECONDS)
 
 
 class WatchedDatabase(MemoryDatabase):
@@ -74,41 +60,30 @@ class Day:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock = ManualClock()
-        self.monotonic = 1_000.0
-        self.bed = Bed()
+        self.runner = DrivenRunner()
         self.published: list[Event] = []
         self.database = WatchedDatabase(self.clock)
         self.database.publish = self.published.extend
-        self.sweeper: Sweeper | None = None
-        threads = SimpleNamespace(
-            Condition=lambda: self.bed, Thread=threading.Thread, TIMEOUT_MAX=threading.TIMEOUT_MAX
-        )
-        monkeypatch.setattr(sweeper_module, "threading", threads)
-        monkeypatch.setattr(sweeper_module, "time", SimpleNamespace(monotonic=lambda: self.monotonic))
+        monkeypatch.setattr(sweeper_module, "time", SimpleNamespace(monotonic=lambda: self.runner.now))
         monkeypatch.setattr(sweeper_module, "SystemClock", lambda: self.clock)
 
-    def start(self, *, shared: bool = False, duty: LeasedDuty | None = None) -> float | None:
-        """Start the sweeper; its sleep time after the first scan."""
+    def start(self, *, shared: bool = False, duty: LeasedDuty | None = None, database: Database | None = None) -> float:
+        """Start the sweeper; its pause after the first scan."""
         waits = ConsumerOptions(poll_seconds=3.0, poll_jitter_seconds=0.0)
-        self.sweeper = Sweeper(self.database, waits, shared=shared, duty=duty)
-        return self.until_asleep()
+        self.sweeper = Sweeper(database or self.database, waits, shared=shared)
+        self.runner.duty = duty or Duty()
+        return self.runner.start(self.sweeper.job)
 
-    def until_asleep(self) -> float | None:
-        seconds = self.bed.asleep.get(timeout=DEADLINE_SECONDS)
-        while not self.bed.asleep.empty():
-            seconds = self.bed.asleep.get()
-        return seconds
+    def run(self) -> float:
+        """Do what is due; the next pause of the sweeper."""
+        return self.runner.run(self.sweeper.job)
 
-    def advance(self, seconds: float) -> float | None:
-        """Advance the time; the next sleep time of the sweeper."""
-        with self.bed:
-            self.monotonic += seconds
-            self.clock.advance_ms(round(seconds * 1_000))
-            self.bed.notify()
-        return self.until_asleep()
+    def advance(self, seconds: float) -> float:
+        """Advance the time; the next pause of the sweeper."""
+        self.clock.advance_ms(round(seconds * 1_000))
+        return self.runner.advance(seconds, self.sweeper.job)
 
     def schedule(self, queue: QueueKey, in_seconds: float) -> None:
-        assert self.sweeper is not None
         self.sweeper.schedule(queue, self.clock.now_ms() + round(in_seconds * 1_000))
 
     def put(self, queue: QueueKey, payload: bytes = b"", **options: Any) -> None:
@@ -122,13 +97,8 @@ class Day:
 def day(monkeypatch: pytest.MonkeyPatch) -> Iterator[Day]:
     day = Day(monkeypatch)
     yield day
-    if day.sweeper is not None:
-        day.sweeper.stop()
+    day.runner.stop()
     day.database.close()
-
-
-def is_running() -> bool:
-    return any(thread.name == "fastness-sweeper" for thread in threading.enumerate())
 
 
 def test_the_start_processes_due_entries_of_all_queues_and_universes(day: Day) -> None:
@@ -144,12 +114,12 @@ def test_the_start_processes_due_entries_of_all_queues_and_universes(day: Day) -
 
 def test_more_queues_than_a_page_are_all_found(day: Day, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan, "_PAGE", 2)
-    every = [QueueKey(universe, f"q{number}") for universe in ("a", "b") for number in range(5)]
-    for queue in every:
+    expected = [QueueKey(universe, f"q{number}") for universe in ("a", "b") for number in range(5)]
+    for queue in expected:
         day.put(queue, delay_seconds=5)
     day.clock.advance_ms(5_000)
     day.start()
-    assert sorted(day.database.processed) == every
+    assert sorted(day.database.processed) == expected
 
 
 def test_the_sweeper_sleeps_until_the_earliest_due_time(day: Day) -> None:
@@ -168,9 +138,7 @@ def test_the_sweeper_sleeps_until_the_earliest_due_time(day: Day) -> None:
 
 def test_the_sweeper_sleeps_while_nothing_is_due(day: Day) -> None:
     day.put(JOBS)
-    seconds = day.start()
-    assert seconds is not None
-    assert seconds > 1_000_000
+    assert day.start() > 1_000_000
     assert day.database.processed == []
 
 
@@ -179,10 +147,10 @@ def test_an_earlier_due_time_wakes_the_sweeper_and_a_later_one_does_not(day: Day
     assert day.start() == 20
     day.put(MAIL, delay_seconds=30)
     day.schedule(MAIL, 30)
-    assert day.bed.asleep.empty()
+    assert not day.sweeper.job.is_woken
     day.put(JOBS, delay_seconds=2)
     day.schedule(JOBS, 2)
-    assert day.until_asleep() == 2
+    assert day.run() == 2
     assert day.advance(2) == 18
     assert day.database.processed == [JOBS]
     assert (day.stats(JOBS).ready, day.stats(JOBS).delayed) == (1, 1)
@@ -194,9 +162,7 @@ def test_an_earlier_due_time_wakes_the_sweeper_and_a_later_one_does_not(day: Day
 def test_the_counters_of_many_processes_are_folded_once_a_minute(day: Day, postgres_url: str) -> None:
     nodes = [PostgresDatabase(postgres_url, clock=day.clock) for _ in range(COUNTERS_UNFOLDED_MAX + 1)]
     try:
-        start_sweeper = partial(Sweeper, nodes[0], ConsumerOptions(poll_seconds=3.0, poll_jitter_seconds=0.0))
-        day.sweeper = start_sweeper(shared=True)
-        day.until_asleep()
+        day.start(shared=True, database=nodes[0])
         for _ in range(2):
             for node in nodes:
                 node.transact(queues.put, JOBS, [NewMessage()])
@@ -204,7 +170,7 @@ def test_the_counters_of_many_processes_are_folded_once_a_minute(day: Day, postg
             day.advance(60)
             assert not nodes[0].read(queues.needs_upkeep, JOBS)
         assert nodes[0].read(queues.stats, JOBS).ready == 2 * len(nodes)
-        day.sweeper.stop()
+        day.runner.stop()
     finally:
         for node in nodes:
             node.close()
@@ -216,7 +182,7 @@ def test_a_due_time_scheduled_twice_is_processed_once(day: Day) -> None:
     for _ in range(3):
         day.schedule(JOBS, 2)
     day.schedule(JOBS, 3)
-    day.until_asleep()
+    day.run()
     day.advance(2)
     day.advance(1)
     assert day.database.processed == [JOBS]
@@ -227,11 +193,11 @@ def test_a_due_time_without_due_entries_is_harmless(day: Day) -> None:
     day.put(JOBS)
     day.start()
     day.schedule(JOBS, 2)
-    day.until_asleep()
+    day.run()
     day.advance(2)
     assert day.database.processed == []
-    day.schedule(JOBS, (NEVER_MS - day.clock.now_ms()) / 1_000)
-    assert day.bed.asleep.empty()
+    day.sweeper.schedule(JOBS, NEVER_MS)
+    assert not day.sweeper.job.is_woken
 
 
 def test_more_due_entries_than_one_transaction_handles_are_all_processed(
@@ -284,12 +250,11 @@ def test_the_sweeper_survives_database_errors(day: Day, caplog: pytest.LogCaptur
     day.put(JOBS, delay_seconds=5)
     day.start()
     day.database.error = Unreachable("PostgreSQL is away")
-    with caplog.at_level(logging.WARNING, "fastness.sweeper"):
-        assert day.advance(5) == 1, "it retries soon"
-        assert "PostgreSQL is away" in caplog.text
-        day.advance(1)
-        day.database.error = None
-        day.advance(1)
+    assert day.advance(5) == 1, "it retries soon"
+    assert "PostgreSQL is away" in caplog.text
+    assert day.advance(1) == 2
+    day.database.error = None
+    day.advance(2)
     assert day.database.processed == [JOBS]
     assert day.stats(JOBS).ready == 1
 
@@ -304,68 +269,29 @@ def test_the_sweeper_survives_an_error_at_the_start(day: Day) -> None:
     assert day.database.processed == [JOBS]
 
 
-def test_an_error_does_not_delay_other_due_times(day: Day) -> None:
+def test_what_becomes_due_after_an_error_is_processed_with_the_retry(day: Day) -> None:
     day.put(JOBS, delay_seconds=5)
     day.put(MAIL, delay_seconds=5.5)
     day.start()
     day.database.error = Unreachable("temporarily")
     day.advance(5)
     day.database.error = None
+    assert day.advance(0.5) == 0.5
     day.advance(0.5)
-    assert day.database.processed == [MAIL]
-    day.advance(0.5)
-    assert day.database.processed == [MAIL, JOBS]
+    assert day.database.processed == [JOBS, MAIL]
 
 
-def test_a_closed_database_ends_the_thread(day: Day) -> None:
-    day.put(JOBS, delay_seconds=5)
-    day.start()
-    day.database.error = Closed("closed")
-    with day.bed:
-        day.clock.advance_ms(5_000)
-        day.bed.notify()
-    assert day.sweeper is not None
-    day.sweeper._thread.join(DEADLINE_SECONDS)
-    assert not is_running()
-
-
-def test_stop_interrupts_the_sleep(day: Day) -> None:
-    day.put(JOBS, delay_seconds=3_600)
-    day.start()
-    assert is_running()
-    assert day.sweeper is not None
-    day.sweeper.stop()
-    assert not is_running()
-    day.sweeper.stop()
-    day.schedule(JOBS, 0)
-    assert day.database.processed == []
-
-
-def test_stop_takes_effect_between_two_transactions_of_a_queue(day: Day, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_transaction_of_a_queue_is_a_step(day: Day, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other jobs take their turns in between, and a plane that closes waits for one transaction only."""
     monkeypatch.setattr("fastness.layers.queues.expiry.DUE_BATCH_MAX", 1)
     for _ in range(50):
         day.put(JOBS, delay_seconds=5)
     day.start()
-    assert day.sweeper is not None
-    sweeper, entered, leave = day.sweeper, threading.Event(), threading.Event()
-
-    def committed(keys: object, ranges: object) -> None:
-        entered.set()
-        assert leave.wait(DEADLINE_SECONDS)
-
-    day.database.subscribe(committed)
-    with day.bed:
-        day.clock.advance_ms(5_000)
-        day.bed.notify()
-    assert entered.wait(DEADLINE_SECONDS)
-    stopping = threading.Thread(target=sweeper.stop)
-    stopping.start()
-    while not sweeper._stopping:
-        time.sleep(0)
-    leave.set()
-    stopping.join(DEADLINE_SECONDS)
-    assert not is_running()
-    assert len(day.database.processed) == 1
+    day.clock.advance_ms(5_000)
+    steps = day.sweeper.job.run()
+    for count in range(1, 4):
+        assert next(steps) == 0
+        assert len(day.database.processed) == count
 
 
 def test_a_shared_database_is_scanned_every_few_seconds(day: Day) -> None:
@@ -386,7 +312,7 @@ def test_an_exclusive_database_is_scanned_once(day: Day) -> None:
     for _ in range(5):
         day.put(JOBS, delay_seconds=1)
         day.schedule(JOBS, 1)
-        day.until_asleep()
+        day.run()
         day.advance(3_600)
     assert day.database.scans == 1
     assert day.stats(JOBS).ready == 5

@@ -13,16 +13,18 @@ from fastness.kv import Database, Subspace, Transaction
 from fastness.layers import inboxes, snapshots, timers, worlds
 from fastness.layers.worlds import World, WorldState
 from fastness.limits import TIMER_LATE_SECONDS
+from fastness.runtime.background import BackgroundRunner
 from fastness.runtime.consumer_options import ConsumerOptions
+from fastness.runtime.duty import Duty
 from fastness.runtime.maintenance import timer_loop
-from fastness.runtime.maintenance.duty import Duty
-from fastness.runtime.maintenance.timer_loop import TimerLoop
+from fastness.runtime.maintenance.timer_loop import TimerFiring
 from fastness.testing.clock import ManualClock
 from fastness.wire.inboxes import DomainEvent, Effect, Timer, TimerFired
 from tests.support.waiting import eventually
 
 DEADLINE_SECONDS = 30.0  # A thread that hangs fails the test.
 ADA = World("main", "ada")
+_OPTIONS = ConsumerOptions()
 MS = 1_000_000
 
 
@@ -38,19 +40,20 @@ class AssignedDuty(Duty):
 
 @contextmanager
 def running(
-    database: Database, clock: ManualClock | None, *, shared: bool = False, duty: Duty | None = None
-) -> Iterator[TimerLoop]:
-    loop = TimerLoop(
-        database,
-        ConsumerOptions(),
-        shared=shared,
-        clock=clock,
-        duty=duty,
-    )
+    database: Database,
+    clock: ManualClock | None,
+    *,
+    shared: bool = True,
+    duty: Duty | None = None,
+    options: ConsumerOptions = _OPTIONS,
+) -> Iterator[TimerFiring]:
+    runner = BackgroundRunner(clock=clock, duty=duty)
+    firing = TimerFiring(database, options, shared=shared)
+    runner.add(firing.job)
     try:
-        yield loop
+        yield firing
     finally:
-        loop.stop()
+        runner.stop()
 
 
 def create(database: Database, *found: World) -> None:
@@ -116,13 +119,13 @@ def test_a_timer_that_is_set_again_is_replaced_and_a_cancelled_one_never_fires(
 
 def test_the_loop_of_an_embedded_plane_runs_while_there_are_timers(clock: ManualClock) -> None:
     other = World("another universe", "ada")
-    with MemoryDatabase(clock=clock) as database, running(database, clock) as loop:
+    with MemoryDatabase(clock=clock) as database, running(database, clock, shared=False) as loop:
         create(database, ADA, other)
         for world in (ADA, other):
-            eventually(lambda: not loop.is_running)
+            eventually(lambda: not loop.job.is_running)
             set_timer(database, "soon", clock.now_ms() + 100, world)
             loop.note_set(world.universe)
-            assert loop.is_running
+            assert loop.job.is_running
             clock.advance_ms(100)
             await_fired(database, "soon", world=world)
         set_timer(database, "late", clock.now_ms() + 100)
@@ -155,7 +158,7 @@ def test_a_node_without_the_duty_fires_only_what_is_late(
     duty = AssignedDuty(is_ours=False)
     set_timer(database, "late", clock.now_ms() - TIMER_LATE_SECONDS * 1_000)
     set_timer(database, "due", clock.now_ms() - 1)
-    with running(database, clock, shared=True, duty=duty):
+    with running(database, clock, duty=duty):
         await_fired(database, "late")
         assert database.read(timers.next_due_ns, "main") == (clock.now_ms() - 1) * MS
         duty.ours = True
@@ -171,7 +174,7 @@ def test_a_timer_that_cannot_be_fired_does_not_stop_the_others(
         set_timer(database, name, clock.now_ms())
     damaged = Subspace("u", "main", "timers", "due").key((clock.now_ms() - 1) * MS, b"damaged", "ada")
     database.transact(Transaction.put, damaged, b"\xc1")
-    with running(database, clock, shared=True, duty=AssignedDuty(is_ours=True)):
+    with running(database, clock, duty=AssignedDuty(is_ours=True)):
         await_fired(database, "a", "b", "c")
     assert database.read(Transaction.get, damaged) == b"\xc1"
 
@@ -196,7 +199,7 @@ def test_two_nodes_that_fire_the_same_timers_fire_each_once(postgres_url: str) -
                 timers.set(tx, found[number % 5], 0, Timer((tx.now_ms + number) * MS, name.encode()))
 
         one.transact(fill)
-        with running(one, None, shared=True), running(other, None, shared=True):
+        with running(one, None), running(other, None):
             eventually(lambda: one.read(timers.next_due_ns, "main") is None)
         assert sorted(name for world in found for name in fired(one, world)) == names
 
@@ -205,13 +208,11 @@ def test_a_timer_of_another_node_fires_within_moments(postgres_url: str) -> None
     """A notification wakes the node on duty: its next look would be seconds later."""
     with PostgresDatabase(postgres_url) as one, PostgresDatabase(postgres_url) as other:
         create(one, ADA)
-        options = ConsumerOptions(poll_seconds=3_600.0)
-        loop = TimerLoop(one, options, shared=True)
-        set_timer(other, "now", 1)
-        await_fired(other, "now")
-        set_timer(other, "now", 2)
-        await_fired(other, "now", "now")
-        loop.stop()
+        with running(one, None, options=ConsumerOptions(poll_seconds=3_600.0)):
+            set_timer(other, "now", 1)
+            await_fired(other, "now")
+            set_timer(other, "now", 2)
+            await_fired(other, "now", "now")
 
 
 # Locks.

@@ -37,6 +37,7 @@ class Watch:
         self._lock = threading.Lock()
         self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
         self._closed = False
+        self.on_fire: Callable[[], None] | None = None  # Called once it has fired, for a waiter that has no thread.
 
     def wait(self, timeout_seconds: float) -> bool:
         """Whether something may have changed since the last wait. Waits up to `timeout_seconds` for a change."""
@@ -80,6 +81,8 @@ class Watch:
         with self._lock:
             self._fired.set()
             waiters, self._waiters = self._waiters, []
+        if self.on_fire is not None:
+            self.on_fire()
         if not waiters:
             return False
         running_loop = asyncio._get_running_loop()

@@ -48,11 +48,11 @@ from fastness.plane.formats import MARKER, check_exists, check_used
 from fastness.plane.services import Services
 from fastness.private_files import open_private, readable_by_others
 from fastness.runtime.consumer_options import ConsumerOptions
-from fastness.runtime.maintenance.compaction_loop import CompactionLoop
+from fastness.runtime.maintenance.compaction_loop import world_compaction
 from fastness.runtime.maintenance.disk_space import DiskSpaceMonitor, check_reserve
 from fastness.runtime.maintenance.space_loop import SpaceLoop
 from fastness.runtime.maintenance.space_options import SpaceOptions, check_options
-from fastness.runtime.maintenance.table_compaction import Compactable, TableCompaction
+from fastness.runtime.maintenance.table_compaction import Compactable, table_compaction
 from fastness.runtime.sync.blobs import BlobStore
 from fastness.runtime.sync.worlds import WorldStore
 from fastness.tiers import TierPolicy
@@ -246,35 +246,41 @@ def _open(url: str, options: Options) -> Services:
     except BaseException:
         services.stop()
         raise
+    _add_jobs(services, url, place, options)
+    return services
+
+
+def _add_jobs(services: Services, url: str, objects_url: str | None, options: Options) -> None:
+    """Start the background work that does not wait for a first commit."""
+    database = services.database
     if services.shared and options.clock is None:
         services.start_heartbeat()
     if url != "memory:":  # Queues, mailboxes and worlds may have due entries from before.
-        services.start_sweeping()
-        services.start_sweeping_mail()
-        services.start_timers()
-        services.start_sqs_work()
+        services.start_checks()
     if url.startswith("dir:") and options.disk_reserve_bytes != 0:
         folder = folder_at(url.removeprefix("dir:"))
-        objects = folder_at(place.removeprefix("dir:")) if place and place.startswith("dir:") else None
+        objects = (
+            folder_at(objects_url.removeprefix("dir:")) if objects_url and objects_url.startswith("dir:") else None
+        )
         services.disk_space = DiskSpaceMonitor(
             database, folder, reserve_bytes=options.disk_reserve_bytes, objects=objects
         )
+        services.background.add(services.disk_space.job)
     if isinstance(database, Compactable) and options.clock is None:
-        services.table_compaction = TableCompaction(database, COMPACT_DELETED_SECONDS)
+        services.background.add(table_compaction(database, COMPACT_DELETED_SECONDS))
     store = WorldStore(database, services.objects, BlobStore(database, services.objects))
-    if every_seconds is not None:
-        services.compaction = CompactionLoop(database, store, every_seconds, duty=services.duty)
-    if gc_every_seconds is not None and url != "memory:" and options.clock is None:
-        services.space_loop = SpaceLoop(
+    if options.compact_every_seconds is not None:
+        services.background.add(world_compaction(database, store, options.compact_every_seconds))
+    if options.gc_every_seconds is not None and url != "memory:" and options.clock is None:
+        space = SpaceLoop(
             database,
             services.objects,
             options.space,
-            gc_every_seconds,
+            options.gc_every_seconds,
             worlds=store,
             counters=services.space_counters,
-            duty=services.duty,
         )
-    return services
+        services.background.add(space.job)
 
 
 def _checked_read_from(url: str, given: str) -> Literal["primary", "standby"]:

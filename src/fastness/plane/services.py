@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from fastness.access_keys import AccessKeySecrets, MemorySecrets
 from fastness.backends.objects import ObjectStore
@@ -31,22 +31,19 @@ from fastness.lock_sessions import LockSessions
 from fastness.runtime.activity.best_effort import BestEffortFields
 from fastness.runtime.activity.events import EventLogger
 from fastness.runtime.activity.log import ActivityLog
-from fastness.runtime.activity.rotation import FailureTracker
+from fastness.runtime.background import BackgroundRunner
 from fastness.runtime.consumer_options import ConsumerOptions
+from fastness.runtime.duty import Duty, LeasedDuty
 from fastness.runtime.locks.counters import LockCounters
 from fastness.runtime.locks.table import CallerLocks, LockTable
-from fastness.runtime.maintenance.compaction_loop import CompactionLoop
 from fastness.runtime.maintenance.disk_space import DiskSpaceMonitor, log_bytes_max
-from fastness.runtime.maintenance.duty import Duty, LeasedDuty
 from fastness.runtime.maintenance.heartbeat import Heartbeat, NodeDescription
 from fastness.runtime.maintenance.mail_sweeper import MailSweeper
 from fastness.runtime.maintenance.space_counters import SpaceCounters
-from fastness.runtime.maintenance.space_loop import SpaceLoop
 from fastness.runtime.maintenance.space_options import SpaceOptions
-from fastness.runtime.maintenance.sqs_loop import SqsLoop
+from fastness.runtime.maintenance.sqs_loop import SqsWork
 from fastness.runtime.maintenance.sweeper import Sweeper
-from fastness.runtime.maintenance.table_compaction import TableCompaction
-from fastness.runtime.maintenance.timer_loop import TimerLoop
+from fastness.runtime.maintenance.timer_loop import TimerFiring
 from fastness.runtime.publishing import Publisher
 from fastness.runtime.quotas import Quotas
 from fastness.runtime.repeat_detector import RepeatDetector
@@ -57,8 +54,6 @@ from fastness.wire.locks import LockSession
 from fastness.wire.queues import MessageLease
 
 _log = logging.getLogger("fastness.activity")
-
-Started = TypeVar("Started")
 
 
 class HasServices(Protocol):
@@ -91,18 +86,15 @@ class Services:
         self.clock = clock
         self.policy = policy or TierPolicy()
         self.session = uuid.uuid4().hex[:12]  # The default session of this process's log records.
-        self.compaction: CompactionLoop | None = None
+        self.background = BackgroundRunner(clock=clock)
         self.disk_space: DiskSpaceMonitor | None = None
         self.space = space or SpaceOptions()
         self.space_counters = SpaceCounters(clock)
-        self.space_loop: SpaceLoop | None = None
-        self.table_compaction: TableCompaction | None = None
         self.consumers = consumers or ConsumerOptions()
         self.waiting_consumers = WaitingConsumers(self.consumers.consumers_max)
         self.pushes_per_minute = pushes_per_minute
         self.lease_renewer = LeaseRenewer(self._extend_messages, self._keep_lease)
-        self.events = EventLogger(self.log, self.session)
-        database.publish = self._publisher().publish
+        self.events = EventLogger(self.log, self.session, self.background)
         self.shared = shared  # Other processes write to the same key space.
         # Ordered locks are in the key space, because callers in other processes acquire them. A server sets it, too.
         self.shared_locks = shared
@@ -112,19 +104,20 @@ class Services:
         self.recorded_calls: set[asyncio.Task[Any]] = (
             set()
         )  # Audited calls that run, also those whose callers have left.
-        self.quotas = Quotas(database, clock=clock, shared=shared)
-        self.repeats = RepeatDetector(database, (clock or SystemClock()).now_ms, shared=shared)
+        self.quotas = Quotas(database, self.background, clock=clock, shared=shared)
+        now_ms = (clock or SystemClock()).now_ms
+        self.repeats = RepeatDetector(database, now_ms, shared=shared, background=self.background)
         self.node = NodeDescription(self.session, waiting_consumers=lambda: self.waiting_consumers.count)
-        self.duty = Duty()
         self.heartbeat: Heartbeat | None = None
-        self._sweeper: Sweeper | None = None
-        self._mail_sweeper: MailSweeper | None = None
-        self._timer_loop: TimerLoop | None = None
-        self._sqs_loop: SqsLoop | None = None
+        # Their jobs start with the plane, or with the first commit that needs them: then they check everything once.
+        self.sweeper = Sweeper(database, self.consumers, shared=shared)
+        self.mail_sweeper = MailSweeper(database, shared=shared)
+        self.timers = TimerFiring(database, self.consumers, shared=shared)
+        self.sqs_work = SqsWork(database, self.consumers, worker=self.worker, shared=shared, clock=clock)
+        database.publish = self._publisher().publish
         self._logs_are_temporary = logs is None
         self._logs = logs or Path(tempfile.gettempdir()) / f"fastness-activity-{uuid.uuid4().hex}"
         self._lock = threading.Lock()
-        self._failures = FailureTracker("Starting a sweeper")
         self._stopped = False
         self._locks: dict[str, LockTable] = {}
         self._caller_locks: dict[str, CallerLocks] = {}
@@ -199,7 +192,7 @@ class Services:
             self._activity.flush()
 
     def _publisher(self) -> Publisher:
-        """Publishes to the session logs, and to the threads that wait for something that an event tells them."""
+        """Publishes to the session logs, and to the jobs that wait for something that an event tells them."""
         publisher = Publisher()
         publisher.subscribe(MessageEvent, self.events.add)
         publisher.subscribe(LeaseEvent, self.events.add)
@@ -222,111 +215,58 @@ class Services:
                 )
 
     def _expect(self, events: list[QueueDue]) -> None:
-        sweeper = self._sweeper or self._start(self.start_sweeping)
-        if sweeper is not None:
+        if self.clock is None:  # Otherwise a test moves it, and sweeps by itself.
+            self.background.add(self.sweeper.job)
             for event in events:
-                sweeper.schedule(event.queue, SystemClock().now_ms() + event.in_ms)
+                self.sweeper.schedule(event.queue, SystemClock().now_ms() + event.in_ms)
 
     def _sweep_mail(self, events: list[MailEvent]) -> None:
         del events
-        if self._mail_sweeper is None:
-            self._start(self.start_sweeping_mail)
+        if not self.mail_sweeper.job.passes and self.clock is None:
+            self.background.add(self.mail_sweeper.job)
 
     def _note_timers(self, events: list[TimerSet]) -> None:
-        loop = self._timer_loop or self._start(self.start_timers)
-        if loop is not None:
-            for event in events:
-                loop.note_set(event.universe)
+        self.background.add(self.timers.job)
+        for event in events:
+            self.timers.note_set(event.universe)
 
     def _note_sqs_work(self, events: list[SqsWorkAdded]) -> None:
         del events
-        loop = self._sqs_loop or self._start(self.start_sqs_work)
-        if loop is not None:
-            loop.note_added()
+        self.background.add(self.sqs_work.job)
+        self.sqs_work.note_added()
 
-    def _start(self, start: Callable[[], Started]) -> Started | None:
-        """Start a sweeper with the first commit that needs it, or with a later one if no thread can be started now.
-
-        A sweeper checks everything once when it starts, so an event before its start is not lost.
-        """
-        try:
-            started = start()
-        except RuntimeError as error:
-            self._failures.record(start.__name__, error)
-            return None
-        self._failures.resolve(start.__name__)
-        return started
+    @property
+    def duty(self) -> Duty:
+        """Whether this process does the periodic work."""
+        return self.background.duty
 
     def start_heartbeat(self) -> None:
         """Be one of several nodes that share the key space: the one with the maintenance lease does the periodic work.
 
         Call this before anything else is started.
         """
-        duty = LeasedDuty()
-        self.duty = duty
+        self.background.duty = duty = LeasedDuty()
         self.heartbeat = Heartbeat(self.database, self.node, duty, first_seconds=NODE_FIRST_SECONDS)
+        self.background.add(self.heartbeat.job)
 
     def announce_server(self, address: str, *, calls: Callable[[], int], connections: Callable[[], int]) -> None:
         """This process is a server at `address`, which its siblings can see from now on."""
         self.node.describe_server(address, calls=calls, connections=connections)
         if self.heartbeat is not None:
-            self.heartbeat.wake()
+            self.heartbeat.job.wake()
 
-    def start_sweeping(self) -> Sweeper | None:
-        """Process what is due in queues without consumers, from now on."""
-        if self.clock is not None:  # A test moves this clock and sweeps by itself.
-            return None
-        with self._lock:
-            if self._sweeper is None and not self._stopped:
-                self._sweeper = Sweeper(self.database, self.consumers, shared=self.shared, duty=self.duty)
-            return self._sweeper
-
-    def start_sweeping_mail(self) -> None:
-        """Remove expired mail, from now on."""
-        if self.clock is not None:
-            return
-        with self._lock:
-            if self._mail_sweeper is None and not self._stopped:
-                self._mail_sweeper = MailSweeper(self.database, shared=self.shared, duty=self.duty)
-
-    def start_timers(self) -> TimerLoop | None:
-        """Fire the timers of worlds, from now on. They follow the clock of a test, too."""
-        with self._lock:
-            if self._timer_loop is None and not self._stopped:
-                self._timer_loop = TimerLoop(
-                    self.database,
-                    self.consumers,
-                    shared=self.shared,
-                    clock=self.clock,
-                    duty=self.duty,
-                )
-            return self._timer_loop
+    def start_checks(self) -> None:
+        """Process what is due from before: in queues, mailboxes, worlds, and SQS queues."""
+        if self.clock is None:
+            self.background.add(self.sweeper.job)
+            self.background.add(self.mail_sweeper.job)
+        self.background.add(self.timers.job)
+        self.background.add(self.sqs_work.job)
 
     @property
     def worker(self) -> str:
         """Names this process among those that share the key space; empty if it is the only one."""
         return self.session if self.shared else ""
-
-    def start_sqs_work(self) -> SqsLoop | None:
-        """Move messages for tasks, and empty purged and deleted queues, from now on."""
-        with self._lock:
-            if self._sqs_loop is None and not self._stopped:
-                self._sqs_loop = SqsLoop(
-                    self.database,
-                    self.consumers,
-                    worker=self.worker,
-                    shared=self.shared,
-                    clock=self.clock,
-                    duty=self.duty,
-                )
-            return self._sqs_loop
-
-    def stop_timers(self) -> None:
-        """Fire no timers until `start_timers` is called, or a timer is set."""
-        with self._lock:
-            loop, self._timer_loop = self._timer_loop, None
-        if loop is not None:
-            loop.stop()
 
     def _extend_messages(
         self, universe: str, queue: str, leases: list[MessageLease], seconds: float
@@ -350,27 +290,10 @@ class Services:
         with self._lock:
             self._stopped = True
         self.lease_renewer.close()
-        self.repeats.stop()
-        self.quotas.stop()
-        if self._sweeper is not None:
-            self._sweeper.stop()
-        if self._mail_sweeper is not None:
-            self._mail_sweeper.stop()
-        if self._timer_loop is not None:
-            self._timer_loop.stop()
-        if self._sqs_loop is not None:
-            self._sqs_loop.stop()
-        if self.compaction is not None:
-            self.compaction.stop()
-        if self.disk_space is not None:
-            self.disk_space.stop()
-        if self.space_loop is not None:
-            self.space_loop.stop()
-        if self.table_compaction is not None:
-            self.table_compaction.stop()
-        if self.heartbeat is not None:  # Last of those that run: it releases the duty.
-            self.heartbeat.stop()
-        self.events.close()
+        self.background.stop()
+        if self.heartbeat is not None:  # After the jobs: it releases the duty.
+            self.heartbeat.leave()
+        self.events.write()
         if self._activity is not None:
             self._activity.close()
         if self._logs_are_temporary:

@@ -22,7 +22,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any, Final, Required, TypedDict, Unpack
 
-from fastness.clock import Clock, SystemClock, on_clock_change
+from fastness.clock import Clock, SystemClock
 from fastness.errors import LockTimeout
 from fastness.kv import Database, Transaction
 from fastness.kv.serial_database import SerialDatabase
@@ -30,7 +30,8 @@ from fastness.layers import queues
 from fastness.layers.idempotency import KeyedCall
 from fastness.layers.queues import Leased, LeaseOptions, Prefetched, QueueKey
 from fastness.runtime.cancellation import finish_or_undo_async
-from fastness.runtime.consumer_options import ConsumerOptions, Polling
+from fastness.runtime.commit_waits import AsyncCommitWaits
+from fastness.runtime.consumer_options import ConsumerOptions
 from fastness.runtime.locks.table import LockTable
 from fastness.runtime.waiting_consumers import SharedLine, SharedLines, WaitingConsumers
 from fastness.tiers import Tier
@@ -61,7 +62,7 @@ class AsyncDispatcher:
     ) -> None:
         self._database = database
         self._clock = clock or SystemClock()
-        self._polling = Polling(database, options)
+        self._waits = AsyncCommitWaits(database, clock, options)
         self._is_serial = isinstance(database, SerialDatabase)  # Transactions run once, one at a time.
         self._waiting = waiting or WaitingConsumers(options.consumers_max)
         self._lines = LockTable(("queue",), nested=False, waiters_max=self._waiting.limit)
@@ -161,18 +162,12 @@ class AsyncDispatcher:
         leave_line: Callable[[], None],
         refused: list[RefusedAck] | None,
     ) -> Leased:
-        with self._database.watch(queues.keys_of(queue).prefix) as watch:
-            stop_listening = on_clock_change(self._clock, watch.fire)
-            try:
-                while True:
-                    leased = await self._lease(queue, durability, call, options, leave_line, refused=refused)
-                    left_ms = until_ms - self._clock.now_ms()
-                    if leased.leases or leased.repeated or left_ms <= 0:
-                        return leased
-                    pause_ms = self._polling.pause_ms(min(left_ms, max(leased.retry_in_ms, 1)))
-                    await watch.wait_async(pause_ms / 1_000)
-            finally:
-                stop_listening()
+        with self._waits.open(queues.keys_of(queue).prefix, until_ms=until_ms) as wait:
+            while True:
+                leased = await self._lease(queue, durability, call, options, leave_line, refused=refused)
+                if leased.leases or leased.repeated or wait.is_over:
+                    return leased
+                await wait.pause(leased.retry_in_ms)
 
     async def _wait_at_shared_front(
         self,
@@ -185,13 +180,11 @@ class AsyncDispatcher:
         line: SharedLine,
         refused: list[RefusedAck] | None,
     ) -> Leased:
-        stop_listening = on_clock_change(self._clock, line.watch.fire)
-        try:
+        with self._waits.join(line.watch, until_ms=until_ms) as wait:
             while True:
-                now_ms = self._clock.now_ms()
-                wait_ms = min(line.wait_ms(now_ms), until_ms - now_ms)
-                if wait_ms > 0:
-                    await line.watch.wait_async(self._polling.pause_ms(wait_ms) / 1_000)
+                wait_ms = line.wait_ms(self._clock.now_ms())
+                if wait_ms > 0 and not wait.is_over:
+                    await wait.pause(wait_ms)
                     line.note_change()
                 version = line.version
                 leased = await self._lease(queue, durability, call, options, refused=refused)
@@ -199,8 +192,6 @@ class AsyncDispatcher:
                 line.note_read(leased, now_ms, version)
                 if leased.leases or leased.repeated or now_ms >= until_ms:
                     return leased
-        finally:
-            stop_listening()
 
     async def _lease(
         self,

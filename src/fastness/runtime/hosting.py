@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from fastness.clock import Clock, SystemClock, on_clock_change
+from fastness.clock import Clock
 from fastness.errors import FastnessError
 from fastness.kv import Database, Transaction
 from fastness.layers import hosting, runs, turns
@@ -33,7 +33,8 @@ from fastness.limits import (
     RUNS_SWEPT,
 )
 from fastness.runtime.cancellation import finish_or_undo_async
-from fastness.runtime.consumer_options import ConsumerOptions, Polling
+from fastness.runtime.commit_waits import AsyncCommitWaits
+from fastness.runtime.consumer_options import ConsumerOptions
 from fastness.tiers import Tier
 from fastness.wire.hosting import ClaimedWorld, ClaimedWorlds, ClaimWorlds, GivenBack, RenewedWorld, RenewedWorlds
 from fastness.wire.requests import Committed
@@ -57,8 +58,7 @@ class AsyncHostingStore:
     ) -> None:
         """Hosting on a database; `revived_runs` counts by universe the runs that nothing would have continued."""
         self._database = database
-        self._clock = clock or SystemClock()
-        self._polling = Polling(database, options)
+        self._waits = AsyncCommitWaits(database, clock, options)
         self._revived_runs = revived_runs
         self._sweeps: dict[str, _Sweep] = {}  # By universe.
 
@@ -70,22 +70,14 @@ class AsyncHostingStore:
         """
         if not claim.wait_seconds:
             return ClaimedWorlds((await self._claim_once(claim))[0])
-        until_ms = self._clock.now_ms() + round(claim.wait_seconds * 1_000)
+        until_ms = self._waits.now_ms() + round(claim.wait_seconds * 1_000)
         prefixes = hosting.watch_prefixes(claim.universe, claim.programs, claim.owner)
-        with self._database.watch(*prefixes, additions=True) as watch:
-            stop_listening = on_clock_change(self._clock, watch.fire)
-            try:
-                while True:
-                    found, next_ms = await self._claim_once(claim)
-                    now_ms = self._clock.now_ms()
-                    left_ms = until_ms - now_ms
-                    if found or left_ms <= 0:
-                        return ClaimedWorlds(found)
-                    if next_ms is not None:
-                        left_ms = min(left_ms, max(next_ms - now_ms, 1))
-                    await watch.wait_async(self._polling.pause_ms(left_ms) / 1_000)
-            finally:
-                stop_listening()
+        with self._waits.open(*prefixes, until_ms=until_ms, additions=True) as wait:
+            while True:
+                found, next_ms = await self._claim_once(claim)
+                if found or wait.is_over:
+                    return ClaimedWorlds(found)
+                await wait.pause(None if next_ms is None else next_ms - self._waits.now_ms())
 
     async def renew(self, claims: Sequence[tuple[World, int]], *, owner: str, lease_ms: int) -> RenewedWorlds:
         """Renew claims (world, fence); those that the caller still holds."""
@@ -127,11 +119,11 @@ class AsyncHostingStore:
                 break
         # Another host was faster: search again at once.
         is_behind = not claimed and (found.woken or found.ready)
-        return claimed, self._clock.now_ms() if is_behind else found.next_ms
+        return claimed, self._waits.now_ms() if is_behind else found.next_ms
 
     async def _revive_stuck(self, universe: str) -> None:
         """Check the next running runs of a universe, and make those ready that nothing would continue."""
-        now_ms = self._clock.now_ms()
+        now_ms = self._waits.now_ms()
         before = self._sweeps.get(universe, _Sweep(0, ""))
         if now_ms < before.next_ms:
             return

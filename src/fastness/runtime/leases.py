@@ -15,7 +15,7 @@ from functools import partial
 from itertools import count
 from time import monotonic
 
-from fastness.clock import Clock, SystemClock, on_clock_change
+from fastness.clock import Clock, SystemClock
 from fastness.errors import LeaseHeld, LockTimeout
 from fastness.kv import Database, Transaction
 from fastness.layers import leases
@@ -23,7 +23,8 @@ from fastness.layers.idempotency import KeyedCall
 from fastness.layers.leases import Grant, LeaseEvent, LeaseKey
 from fastness.limits import LEASE_CALLERS_SHOWN
 from fastness.runtime.cancellation import finish_or_undo_async
-from fastness.runtime.consumer_options import ConsumerOptions, Polling
+from fastness.runtime.commit_waits import AsyncCommitWaits
+from fastness.runtime.consumer_options import ConsumerOptions
 from fastness.runtime.locks.table import LockTable
 from fastness.wire.leases import Described, Granted, LeaseCaller, LeaseLine, LeaseProof, LockPlace, Waits
 
@@ -34,7 +35,7 @@ class AsyncLeaseWaiter:
     def __init__(self, database: Database, clock: Clock | None, options: ConsumerOptions) -> None:
         self._database = database
         self._clock = clock or SystemClock()
-        self._polling = Polling(database, options)
+        self._waits = AsyncCommitWaits(database, clock, options)
         self._lines = LockTable(("lease",), nested=False)
         self._callers: dict[int, tuple[LeaseKey, str, float]] = {}  # Those that wait: key, owner, since when.
         self._numbers = count()
@@ -133,20 +134,14 @@ class AsyncLeaseWaiter:
     async def _wait_at_front(
         self, lease: LeaseKey, until_ms: int, attempt: Callable[[], Awaitable[Granted]]
     ) -> Granted:
-        with self._database.watch(leases.watch_prefix(lease)) as watch:
-            stop_listening = on_clock_change(self._clock, watch.fire)
-            try:
-                while True:
-                    try:
-                        return await attempt()
-                    except LeaseHeld as held:
-                        left_ms = until_ms - self._clock.now_ms()
-                        if left_ms <= 0:
-                            raise
-                        pause_ms = self._polling.pause_ms(min(left_ms, held.expires_ms - held.now_ms))
-                        await watch.wait_async(pause_ms / 1_000)
-            finally:
-                stop_listening()
+        with self._waits.open(leases.watch_prefix(lease), until_ms=until_ms) as wait:
+            while True:
+                try:
+                    return await attempt()
+                except LeaseHeld as held:
+                    if wait.is_over:
+                        raise
+                    await wait.pause(held.expires_ms - held.now_ms)
 
     async def _try_acquire(
         self, lease: LeaseKey, call: KeyedCall | None, *, owner: str, ttl_ms: int, txn_id: str | None

@@ -12,11 +12,12 @@ notifications.
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from fastness.clock import Clock, SystemClock, on_clock_change
+from fastness.clock import Clock
 from fastness.kv import Database, Transaction
 from fastness.layers import mailboxes
 from fastness.layers.mailboxes import Address
-from fastness.runtime.consumer_options import ConsumerOptions, Polling
+from fastness.runtime.commit_waits import AsyncCommitWaits
+from fastness.runtime.consumer_options import ConsumerOptions
 from fastness.wire.mail import MailReceipts, Mails, ReadMail, ReadReceipts
 
 Found = TypeVar("Found", Mails, MailReceipts)
@@ -27,8 +28,7 @@ class AsyncMailWaiter:
 
     def __init__(self, database: Database, clock: Clock | None, options: ConsumerOptions) -> None:
         self._database = database
-        self._clock = clock or SystemClock()
-        self._polling = Polling(database, options)
+        self._waits = AsyncCommitWaits(database, clock, options)
 
     async def read(self, address: Address, request: ReadMail, *, wait_ms: int) -> Mails:
         """At least one mail, unless `wait_ms` pass without any.
@@ -59,18 +59,13 @@ class AsyncMailWaiter:
         found = await read_once()
         if _has_items(found) or not wait_ms:
             return found
-        until_ms = self._clock.now_ms() + wait_ms
-        with self._database.watch(mailboxes.keys_of(address).prefix) as watch:
-            stop_listening = on_clock_change(self._clock, watch.fire)
-            try:
-                while True:
-                    found = await read_once()
-                    left_ms = until_ms - self._clock.now_ms()
-                    if _has_items(found) or left_ms <= 0:
-                        return found
-                    await watch.wait_async(self._polling.pause_ms(left_ms) / 1_000)
-            finally:
-                stop_listening()
+        prefix = mailboxes.keys_of(address).prefix
+        with self._waits.open(prefix, until_ms=self._waits.now_ms() + wait_ms) as wait:
+            while True:
+                found = await read_once()
+                if _has_items(found) or wait.is_over:
+                    return found
+                await wait.pause()
 
 
 def _has_items(found: Mails | MailReceipts) -> bool:

@@ -19,7 +19,6 @@ A transaction adds before it is committed. A measurement that does not see it ye
 running transaction began: every transaction has a ticket, and additions are kept by ticket.
 """
 
-import logging
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
@@ -29,7 +28,7 @@ from typing import Any, Final
 import msgspec
 
 from fastness.clock import Clock, SystemClock
-from fastness.errors import Closed, QuotaExceeded
+from fastness.errors import QuotaExceeded
 from fastness.kv import Database, Transaction
 from fastness.layers import quotas as records
 from fastness.layers import usage
@@ -45,12 +44,12 @@ from fastness.limits import (
     QUOTA_REFUSED_MEASURE_SECONDS,
     QUOTA_RETRY_SECONDS,
 )
+from fastness.runtime.background import BackgroundRunner, Job, Steps
 from fastness.tiers import Tier
 from fastness.wire.permissions import universes_of
 from fastness.wire.quotas import GetQuota, GetUsage, Quota, SetQuota, Usage
 from fastness.wire.requests import Request
 
-_log = logging.getLogger("fastness.quotas")
 MESSAGES: Final = "messages"
 BYTES: Final = "bytes"
 CONNECTIONS: Final = "connections"
@@ -199,7 +198,9 @@ class UniverseUsage:
 class Quotas:
     """The quotas of a plane. `database.usage` is None while no universe has one, so nothing is asked or counted."""
 
-    def __init__(self, database: Database, *, clock: Clock | None = None, shared: bool = False) -> None:
+    def __init__(
+        self, database: Database, background: BackgroundRunner, *, clock: Clock | None = None, shared: bool = False
+    ) -> None:
         self._database = database
         self._clock = clock or SystemClock()
         self._has_clock = clock is not None  # A test moves it, and measures by itself.
@@ -213,9 +214,8 @@ class Quotas:
         self._version = b""
         self._ticket = 0
         self._running: dict[int, None] = {}  # Tickets in their order.
-        self._thread: threading.Thread | None = None
-        self._wake = threading.Event()
-        self._stopping = threading.Event()
+        self._background = background
+        self._job = Job("the measurement of quotas", self._run, thread="quotas")
         self._connections: Counter[str] = Counter()  # By universe, with or without a quota.
         self._measured_lately: OrderedDict[str, UniverseUsage] = OrderedDict()  # Universes without quotas.
 
@@ -225,7 +225,7 @@ class Quotas:
         """Load the quotas. Where several processes share the key space, look for changes from now on."""
         self.load()
         if self._shared:
-            self._start_thread()
+            self._start_job()
 
     def load(self) -> None:
         """Load the quotas if one has changed."""
@@ -254,7 +254,7 @@ class Quotas:
                     self._measure_messages(each)
                 if each.quota.bytes is not None and each.bytes.used is None:
                     self._measure_bytes(each, pairs_max=QUOTA_FIRST_MEASURE_PAIRS)
-            self._start_thread()
+            self._start_job()
 
     def quota_of(self, universe: str) -> Quota:
         """The quota of a universe, as this process knows it."""
@@ -395,7 +395,7 @@ class Quotas:
 
     def _measure_soon(self, count: UsageCount) -> None:
         count.was_refused = True
-        self._wake.set()
+        self._job.wake()
 
     def _bytes_refusal(self, found: UniverseUsage, size: int) -> QuotaExceeded:
         self._measure_soon(found.bytes)
@@ -475,7 +475,7 @@ class Quotas:
     # Measurements.
 
     def measure(self) -> None:
-        """Measure what is due, as the thread does."""
+        """Measure what is due, as the job does."""
         for each in list(self._universes.values()):
             if each.messages.is_due(_pause(each.messages, QUOTA_MEASURE_SECONDS)):
                 self._measure_messages(each)
@@ -504,34 +504,18 @@ class Quotas:
         with self._lock:
             return next(iter(self._running), self._ticket + 1)
 
-    def _start_thread(self) -> None:
-        with self._lock:
-            if self._thread is None and not self._stopping.is_set() and not self._has_clock:
-                self._thread = threading.Thread(target=self._run, name="fastness-quotas", daemon=True)
-                self._thread.start()
+    def _start_job(self) -> None:
+        if not self._has_clock:
+            self._background.add(self._job)
 
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                if self._shared:
-                    self.load()
-                self.measure()
-            except Closed:
-                return
-            except Exception as error:  # The last known quotas and counts stay in force.
-                _log.warning("quotas could not be measured: %s", error)
+    def _run(self) -> Steps:
+        """Measure. After an error, the last known quotas and counts stay in force."""
+        while True:
+            if self._shared:
+                self.load()
+            self.measure()
             any_refused = any(each.messages.was_refused or each.bytes.was_refused for each in self._universes.values())
-            self._wake.wait(QUOTA_REFUSED_MEASURE_SECONDS if any_refused else QUOTA_MEASURE_SECONDS)
-            self._wake.clear()
-
-    def stop(self) -> None:
-        """End the thread."""
-        with self._lock:
-            self._stopping.set()
-            thread = self._thread
-        self._wake.set()
-        if thread is not None:
-            thread.join()
+            yield QUOTA_REFUSED_MEASURE_SECONDS if any_refused else QUOTA_MEASURE_SECONDS
 
 
 class _CallerQuotas:

@@ -1,9 +1,10 @@
 """Run operations beyond one transaction: waiting for the end of a run, and deleting it with its world."""
 
-from fastness.clock import Clock, SystemClock, on_clock_change
+from fastness.clock import Clock
 from fastness.kv import Database
 from fastness.layers import runs
-from fastness.runtime.consumer_options import ConsumerOptions, Polling
+from fastness.runtime.commit_waits import AsyncCommitWaits
+from fastness.runtime.consumer_options import ConsumerOptions
 from fastness.runtime.worlds import AsyncWorldStore
 from fastness.tiers import Tier
 from fastness.wire.requests import Committed
@@ -18,8 +19,7 @@ class AsyncRunStore:
     ) -> None:
         self._database = database
         self._worlds = worlds
-        self._clock = clock or SystemClock()
-        self._polling = Polling(database, options)
+        self._waits = AsyncCommitWaits(database, clock, options)
 
     async def get(self, universe: str, id: str, *, wait_ms: int, tier: Tier) -> RunInfo:
         """A run, as soon as it has ended or `wait_ms` are over.
@@ -30,22 +30,17 @@ class AsyncRunStore:
         if not wait_ms:
             found: RunInfo = await self._database.read_async(runs.get, universe, id, tier=tier)
             return found
-        until_ms = self._clock.now_ms() + wait_ms
+        until_ms = self._waits.now_ms() + wait_ms
         read_tier = Tier.IMPORTANT  # Only the answer has to be durable, not what is read before the wait.
-        with self._database.watch(runs.watch_key(universe, id)) as watch:
-            stop_listening = on_clock_change(self._clock, watch.fire)
-            try:
-                while True:
-                    found = await self._database.read_async(runs.get, universe, id, tier=read_tier)
-                    left_ms = until_ms - self._clock.now_ms()
-                    is_over = found.ended_ms is not None or left_ms <= 0
-                    if is_over and read_tier is tier:
-                        return found
-                    if not is_over:
-                        await watch.wait_async(self._polling.pause_ms(left_ms) / 1_000)
-                    read_tier = tier
-            finally:
-                stop_listening()
+        with self._waits.open(runs.watch_key(universe, id), until_ms=until_ms) as wait:
+            while True:
+                found = await self._database.read_async(runs.get, universe, id, tier=read_tier)
+                is_over = found.ended_ms is not None or wait.is_over
+                if is_over and read_tier is tier:
+                    return found
+                if not is_over:
+                    await wait.pause()
+                read_tier = tier
 
     async def delete(self, universe: str, id: str, *, tier: Tier) -> Committed:
         """Delete a run that has ended, and its world; doing so again finishes what was interrupted.

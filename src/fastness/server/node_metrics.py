@@ -1,4 +1,4 @@
-"""Metrics of the nodes that share a plane."""
+"""Metrics of the nodes that share a plane, and of the background work of this one."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,10 @@ from fastness.plane.services import Services
 
 
 class NodeMetrics(Collector):
-    """Collects what the last heartbeat saw; register it with the server's registry. Reads no stored data."""
+    """Collects what the last heartbeat saw, and what jobs did; register it with the server's registry.
+
+    Reads no stored data.
+    """
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -22,3 +25,9 @@ class NodeMetrics(Collector):
         yield GaugeMetricFamily("fastness_maintenance_holder", holder, value=self._services.duty.is_ours())
         revived = "Runs that nothing would have continued, made ready again by claims at this node."
         yield CounterMetricFamily("fastness_runs_revived", revived, value=sum(self._services.revived_runs.values()))
+        passes = CounterMetricFamily("fastness_background_passes", "Passes of background work.", labels=["work"])
+        failures = CounterMetricFamily("fastness_background_failures", "Failures of background work.", labels=["work"])
+        for job in list(self._services.background.jobs):
+            passes.add_metric([job.name], job.passes)
+            failures.add_metric([job.name], job.failures)
+        yield from (passes, failures)

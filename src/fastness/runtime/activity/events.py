@@ -1,6 +1,6 @@
 """Writes the events of messages, mail and leases to session logs, in the background.
 
-A caller appends its events to a queue, which costs a fraction of a microsecond; a thread encodes and logs the queue ten
+A caller appends its events to a queue, which costs a fraction of a microsecond; a job encodes and logs the queue ten
 times a second. Like all session logs this is BEST_EFFORT: a crash loses events in memory, and events that the log
 rejects are dropped with a warning. The callers have already committed, and do not see these errors.
 """
@@ -9,7 +9,6 @@ import logging
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 import msgspec
 
@@ -19,6 +18,7 @@ from fastness.layers.queues import MessageEvent, format_id
 from fastness.limits import EVENTS_FLUSH_SECONDS, EVENTS_MAX
 from fastness.runtime.activity.log import ActivityLog
 from fastness.runtime.activity.rotation import FailureTracker
+from fastness.runtime.background import BackgroundRunner, Job, Steps
 
 _logger = logging.getLogger("fastness.activity")
 
@@ -68,24 +68,24 @@ class LeaseRecord(msgspec.Struct, frozen=True):
 
 
 class EventLogger:
-    """A background thread that logs events. It starts with the first event and ends with the plane."""
+    """Logs events in a job, which starts with the first event and ends with the plane."""
 
-    def __init__(self, log: Callable[[], ActivityLog], session: str) -> None:
+    def __init__(self, log: Callable[[], ActivityLog], session: str, background: BackgroundRunner) -> None:
         self._log = log
         self._session = session
         self._waiting: deque[LoggedEvent] = deque()
         self._lock = threading.Lock()
         self._failures = FailureTracker("Writing events to session logs")
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._background = background
+        self._job = Job("the writing of events to session logs", self._run, thread="ticks")
 
     def add(self, events: Sequence[LoggedEvent]) -> None:
         """Queue the events of a committed transaction or of a `LeaseWaiter`."""
         self._waiting.extend(events)
-        if self._thread is None:
-            self._start()
+        if not self._job.passes:  # It has not run yet.
+            self._background.add(self._job)
         if len(self._waiting) > EVENTS_MAX:
-            self.write()  # Back-pressure: a caller that is faster than the thread writes the queue itself.
+            self.write()  # Back-pressure: a caller that is faster than the job writes the queue itself.
 
     def write(self) -> None:
         """Write the queued events to the session logs."""
@@ -108,28 +108,11 @@ class EventLogger:
                 else:
                     self._failures.resolve((universe, log_kind))
 
-    def close(self) -> None:
-        """Write the queued events, and end the thread."""
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join()
-        self.write()
-
-    def _start(self) -> None:
-        with self._lock:
-            if self._thread is None and not self._stopping.is_set():
-                thread = threading.Thread(target=self._run, name="fastness-events", daemon=True)
-                with suppress(RuntimeError):  # No thread can be started: the next event tries again.
-                    thread.start()
-                    self._thread = thread
-
-    def _run(self) -> None:
-        while not self._stopping.wait(EVENTS_FLUSH_SECONDS):
+    def _run(self) -> Steps:
+        while True:
+            yield EVENTS_FLUSH_SECONDS
             if self._waiting:
-                try:
-                    self.write()
-                except Exception:
-                    _logger.exception("unexpected error while writing events to session logs; continuing")
+                self.write()
 
 
 def _record(event: LoggedEvent) -> tuple[tuple[str, str], msgspec.Struct]:

@@ -5,13 +5,13 @@ stored: while less is free, only requests that add data are refused.
 """
 
 import logging
-import threading
 from pathlib import Path
 
 from fastness import limits
 from fastness.backends.rocksdb.disk_needs import DiskSpace, disk_space
 from fastness.errors import InvalidArgument
 from fastness.kv import Database
+from fastness.runtime.background import Job, Steps
 
 _log = logging.getLogger("fastness.disk_space")
 
@@ -39,7 +39,7 @@ def log_bytes_max(folder: Path) -> int:
 
 
 class DiskSpaceMonitor:
-    """A thread that limits what `database` writes. The hot path reads its attributes and makes no system call."""
+    """A job that limits what `database` writes. The hot path reads its attributes and makes no system call."""
 
     def __init__(
         self, database: Database, folder: Path, *, reserve_bytes: int | None = None, objects: Path | None = None
@@ -49,12 +49,9 @@ class DiskSpaceMonitor:
         self._folder = folder
         self._reserve_bytes = reserve_bytes
         self._has_objects = objects is not None and self.has(objects)
-        self._stopping = threading.Event()
         self.free_bytes = 0
         self.reserve_bytes = 0  # What applies to this file system.
-        pause_seconds = self.check()
-        self._thread = threading.Thread(target=self._run, args=(pause_seconds,), name="fastness-disk", daemon=True)
-        self._thread.start()
+        self.job = Job("the check of the free disk space", self._run, thread="ticks", first_seconds=self.check())
 
     def check(self) -> float:
         """Compare the free space with the reserve; return the seconds until the next check."""
@@ -81,11 +78,6 @@ class DiskSpaceMonitor:
         except OSError:  # It does not exist yet.
             return folder.is_relative_to(self._folder)
 
-    def stop(self) -> None:
-        """End the thread."""
-        self._stopping.set()
-        self._thread.join()
-
     def _log_change(self) -> None:
         if self._database.low_space:
             _log.error(
@@ -98,10 +90,6 @@ class DiskSpaceMonitor:
         else:
             _log.warning("the disk of %s has space again: %s bytes are free", self._folder, self.free_bytes)
 
-    def _run(self, pause_seconds: float) -> None:
-        while not self._stopping.wait(pause_seconds):
-            try:
-                pause_seconds = self.check()
-            except Exception:  # Without it, the disk could become full.
-                _log.exception("the free space of %s could not be checked; trying again", self._folder)
-                pause_seconds = limits.DISK_CHECK_SECONDS_MAX
+    def _run(self) -> Steps:
+        while True:
+            yield self.check()

@@ -9,19 +9,19 @@ record and releases the lease, and a watch wakes the others. The process of an e
 import logging
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from fastness.clock import Clock, SystemClock
-from fastness.errors import Closed, FastnessError
+from fastness.errors import FastnessError
 from fastness.kv import Database, Transaction, formats
 from fastness.kv.formats import FORMAT, OLDEST_FORMAT
 from fastness.layers import maintenance, nodes
 from fastness.layers.maintenance import MaintenanceLease
 from fastness.limits import MAINTENANCE_LEASE_SECONDS, NODE_HEARTBEAT_SECONDS, NODE_RETRY_SECONDS
-from fastness.runtime.maintenance.duty import LeasedDuty
+from fastness.runtime.background import Job, Steps
+from fastness.runtime.duty import LeasedDuty
 from fastness.tiers import Tier
 from fastness.version import __version__
 from fastness.wire.nodes import NodeLoad, NodeStatus
@@ -91,7 +91,7 @@ class Beat(NamedTuple):
 
 
 class Heartbeat:
-    """A thread that renews the record of this node, and its duty."""
+    """A job that renews the record of this node, and its duty."""
 
     def __init__(
         self,
@@ -108,12 +108,14 @@ class Heartbeat:
         self._duty = duty
         self._now_ms = (clock or SystemClock()).now_ms
         self.alive = 1  # Nodes that are alive, as of the last heartbeat.
-        self._has_record = self._failing = False
-        self._stopping = False
-        self._woken = threading.Event()
-        self._wake: Callable[[], object] = self._woken.set
-        self._thread = threading.Thread(target=self._run, args=(first_seconds,), name="fastness-heartbeat", daemon=True)
-        self._thread.start()
+        self._has_record = False
+        self.job = Job(
+            "the heartbeat of this node",
+            self._run,
+            thread="heartbeat",
+            first_seconds=first_seconds,
+            retry_seconds_max=NODE_RETRY_SECONDS,
+        )
 
     def beat(self) -> float:
         """Renew the record and the duty; the seconds until it must be done again."""
@@ -130,59 +132,23 @@ class Heartbeat:
         left_seconds = NODE_HEARTBEAT_SECONDS if is_ours else (lease.expires_ms - now_ms) / 1_000
         return min(NODE_HEARTBEAT_SECONDS, max(left_seconds, 0.0))
 
-    def wake(self) -> None:
-        """Renew the record now: what it says has changed."""
-        self._wake()
-
-    def stop(self) -> None:
-        """End. Delete the record and release the lease, if the key space answered the last heartbeat."""
-        self._stopping = True
-        self._wake()
-        self._thread.join()
+    def leave(self) -> None:
+        """Delete the record and release the lease, if the key space answered the last heartbeat. Call it once."""
         self._duty.hold_until(0)
-        if not self._has_record or self._failing:
+        if not self._has_record or self.job.failing:
             return
         try:
             self._database.transact(_leave, self._node.id, tier=Tier.IMPORTANT)
         except FastnessError as error:
             _log.warning("the record of this node could not be deleted; it is shown as gone soon: %s", error)
 
-    def _run(self, first_seconds: float) -> None:
-        self._woken.wait(first_seconds)
-        while not self._stopping:
-            try:
-                # Opened here: it needs a connection, which a process that ends at once should not open.
-                with self._database.watch(maintenance.RELEASED) as watch:
-                    self._wake = watch.fire
-                    while not self._stopping:
-                        watch.wait(self._beat_guarded())
-            except Closed:
-                return
-            except FastnessError as error:
-                self._fail(error)
-                self._woken.clear()
-                self._wake = self._woken.set
-                if not self._stopping:
-                    self._woken.wait(NODE_RETRY_SECONDS)
-
-    def _beat_guarded(self) -> float:
-        try:
-            seconds = self.beat()
-        except Closed:
-            raise
-        except FastnessError as error:
-            self._fail(error)
-            return NODE_RETRY_SECONDS
-        except Exception:
-            _log.exception("unexpected error in the heartbeat of this node; retrying soon")
-            return NODE_RETRY_SECONDS
-        self._failing = False
-        return seconds
-
-    def _fail(self, error: FastnessError) -> None:
-        if not self._failing:
-            _log.warning("the heartbeat of this node fails and is retried: %s", error)
-        self._failing = True
+    def _run(self) -> Steps:
+        # Opened here: it needs a connection, which a process that ends at once should not open.
+        with self._database.watch(maintenance.RELEASED) as watch:
+            watch.on_fire = self.job.wake
+            while True:
+                watch.wait(0)
+                yield self.beat()
 
 
 def _renew(tx: Transaction, node: NodeStatus) -> Beat:

@@ -8,17 +8,16 @@ a key space, the one on duty sweeps. Each transaction removes what is expired wh
 """
 
 import logging
-import threading
 from collections import Counter
 from random import Random
 
 from fastness.errors import Closed, DecryptionFailed, FastnessError
 from fastness.kv import Database
-from fastness.layers import mailboxes, worlds
+from fastness.layers import mailboxes
 from fastness.layers.mailboxes import Address
-from fastness.limits import DUTY_CHECK_SECONDS, MAIL_SWEEP_SECONDS, MAIL_SWEEPS_MAX
-from fastness.runtime.maintenance.duty import Duty
-from fastness.runtime.maintenance.scan import walk
+from fastness.limits import MAIL_SWEEP_SECONDS, MAIL_SWEEPS_MAX
+from fastness.runtime.background import Job, Steps
+from fastness.runtime.maintenance.every import every_universe
 from fastness.runtime.maintenance.skipping import skip_undecryptable
 from fastness.tiers import Tier
 
@@ -27,51 +26,32 @@ _JITTER = 0.1  # Share of the interval: spreads the sweeps of several nodes.
 
 
 class MailSweeper:
-    """A thread that sweeps all universes at an interval; an error in one is logged, and the others continue."""
+    """A job that sweeps all universes at an interval; an error in one is logged, and the others continue."""
 
-    def __init__(self, database: Database, *, shared: bool, duty: Duty | None = None) -> None:
+    def __init__(self, database: Database, *, shared: bool) -> None:
         self._database = database
-        self._duty = duty or Duty()
         self._jitter = _JITTER if shared else 0.0
         self._random = Random()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="fastness-mail-sweeper", daemon=True)
-        self._thread.start()
+        # The first sweep removes what expired while no process ran.
+        self.job = Job("the removal of expired mail", self._run, only_on_duty=True)
 
-    def stop(self) -> None:
-        """Finish the current transaction, then end."""
-        self._stopping.set()
-        self._thread.join()
+    def _run(self) -> Steps:
+        while True:
+            for universe in every_universe(self._database):
+                with skip_undecryptable(self._database, universe, "the removal of expired mail"):
+                    yield from self._sweep(universe)
+            yield MAIL_SWEEP_SECONDS * (1 + self._random.random() * self._jitter)
 
-    def _run(self) -> None:
-        pause_seconds = 0.0  # The first sweep removes what expired while no process ran.
-        while not self._stopping.wait(pause_seconds):
-            if not self._duty.is_ours():
-                pause_seconds = DUTY_CHECK_SECONDS
-                continue
-            pause_seconds = MAIL_SWEEP_SECONDS * (1 + self._random.random() * self._jitter)
-            try:
-                for universe in walk(self._database, worlds.universes):
-                    with skip_undecryptable(self._database, universe, "the removal of expired mail"):
-                        self._sweep(universe)
-            except Closed:
-                return
-            except FastnessError as error:
-                _log.warning("expired mail could not be removed; retrying in %.0f s: %s", pause_seconds, error)
-            except Exception:
-                _log.exception("expired mail could not be removed; retrying in %.0f s", pause_seconds)
-
-    def _sweep(self, universe: str) -> None:
+    def _sweep(self, universe: str) -> Steps:
         cleaned: Counter[str] = Counter()
         try:
             for _ in range(MAIL_SWEEPS_MAX):
-                if self._stopping.is_set():
-                    break
                 entries = self._database.read(mailboxes.due_entries, universe)
                 if not entries:
                     break
                 # A power loss may undo this; the next sweep removes it again.
                 cleaned.update(self._database.transact(mailboxes.sweep, universe, entries, tier=Tier.IMPORTANT))
+                yield 0.0
         except (Closed, DecryptionFailed):
             raise
         except FastnessError as error:

@@ -92,8 +92,7 @@ def _delete_world(store: Deleter, archived: ArchivedWorld) -> bool:
 
 def _archived(database: Database, universe: str) -> Iterator[ArchivedWorld]:
     for name in walk(database, worlds.names, universe):
-        world = World(universe, name)
-        meta = database.read(_find_meta, world)
+        meta = database.read(_find_meta, world := World(universe, name))
         if meta is not None and meta.state in (WorldState.ARCHIVED, WorldState.DELETING):
             yield ArchivedWorld(world, meta)
 
@@ -157,7 +156,7 @@ def _letters(database: Database, queue: QueueKey) -> Iterator[LetterSize]:
 
 
 def _dead_letter_queues(database: Database, universe: str) -> list[QueueKey]:
-    names = [queue.name for queue in _queues(database, universe)]
+    names = list(walk(database, queues.names, universe))
     return [QueueKey(universe, name) for name in sorted(database.read(dead_letters.queues_of, universe, names))]
 
 
@@ -170,7 +169,7 @@ def delete_results(database: Database) -> None:
         while database.read(idempotency.has_expired_keys, tier=Tier.IMPORTANT):
             database.transact(idempotency.forget, tier=Tier.IMPORTANT)
     for universe in universes(database):
-        for queue in _queues(database, universe):
+        for queue in (QueueKey(universe, name) for name in walk(database, queues.names, universe)):
             with skip_undecryptable(database, universe, "the deletion of expired results"):
                 if database.read(upkeep.has_expired_keys, queue, tier=Tier.IMPORTANT):
                     database.transact(upkeep.delete_expired_keys, queue, tier=Tier.IMPORTANT)
@@ -229,10 +228,6 @@ def _delete_expired_rows_of(database: Database, universe: str) -> None:
             while database.transact(collections.sweep, universe, partition, tier=Tier.IMPORTANT):
                 pass
         after = next or None
-
-
-def _queues(database: Database, universe: str) -> Iterator[QueueKey]:
-    return (QueueKey(universe, name) for name in walk(database, queues.names, universe))
 
 
 def _now_ms(tx: Transaction) -> int:

@@ -1,37 +1,26 @@
 """Periodic deletion of what is not needed any more: unreferenced blobs, and data past its retention."""
 
 import logging
-import threading
 from collections.abc import Callable
+from functools import partial
 from random import Random
-from typing import Final
 
 from fastness.backends.objects import ObjectStore
 from fastness.errors import Closed, FastnessError
 from fastness.kv import Database, Transaction
 from fastness.limits import SEARCH_PAUSE_SECONDS
 from fastness.runtime.activity import retention as log_retention
+from fastness.runtime.background import Job, Steps
 from fastness.runtime.maintenance import retention
-from fastness.runtime.maintenance.duty import Duty
 from fastness.runtime.maintenance.garbage_collection import is_collection_due
 from fastness.runtime.maintenance.space_counters import SpaceCounters
 from fastness.runtime.maintenance.space_options import SpaceOptions
 
 _log = logging.getLogger("fastness.upkeep")
-_STEPS: Final = {
-    "_collect": "the deletion of unreferenced blobs",
-    "_trim_logs": "the retention of session logs",
-    "_trim_worlds": "the retention of archived worlds",
-    "_trim_dead_letters": "the retention of dead letters",
-    "_trim_results": "the deletion of expired results",
-    "_delete_expired_rows": "the deletion of expired rows",
-    "_end_lock_sessions": "the end of expired lock sessions",
-    "_trim_audit": "the retention of the audit log",
-}
 
 
 class SpaceLoop:
-    """A thread that deletes at an interval. An error is logged, and the next pass continues."""
+    """A job that deletes at an interval. An error is logged, and the next step continues."""
 
     def __init__(
         self,
@@ -42,84 +31,53 @@ class SpaceLoop:
         *,
         worlds: retention.Deleter,
         counters: SpaceCounters | None = None,
-        duty: Duty | None = None,
     ) -> None:
         self._database = database
         self._objects = objects
-        self._worlds = worlds
         self._options = options
         self._every_seconds = every_seconds
-        self._duty = duty or Duty()
         self._counters = counters or SpaceCounters()
         self._jitter = Random()
-        self._stopping = threading.Event()
         self._searched_ms: int | None = None
-        self.passes = 0
-        self._thread = threading.Thread(target=self._run, name="fastness-space", daemon=True)
-        self._thread.start()
+        self._steps: dict[str, Callable[[], object]] = {
+            "the deletion of unreferenced blobs": self._collect,
+            "the retention of session logs": self._trim_logs,
+            "the retention of archived worlds": partial(retention.trim_worlds, database, worlds, options),
+            "the retention of dead letters": partial(retention.trim_dead_letters, database, options),
+            "the deletion of expired results": partial(retention.delete_results, database),
+            "the deletion of expired rows": partial(retention.delete_expired_rows, database),
+            "the end of expired lock sessions": partial(retention.end_lock_sessions, database),
+            "the retention of the audit log": partial(retention.trim_audit, database, options),
+        }
+        self.job = Job(
+            "the deletion of what is not needed",
+            self._run,
+            thread="space",
+            first_seconds=self._pause_seconds(),
+            only_on_duty=True,
+        )
 
-    def stop(self) -> None:
-        """End; a search that is running is not finished."""
-        self._stopping.set()
-        self._thread.join()
+    def _pause_seconds(self) -> float:
+        """Spread, so that the nodes of a PostgreSQL do not search all at once."""
+        return self._every_seconds * (0.9 + 0.2 * self._jitter.random())
 
-    def _run(self) -> None:
-        # Spread, so that the nodes of a PostgreSQL do not search all at once.
-        while not self._stopping.wait(self._every_seconds * (0.9 + 0.2 * self._jitter.random())):
-            if not self._duty.is_ours():
-                continue
-            for step in (
-                self._collect,
-                self._trim_logs,
-                self._trim_worlds,
-                self._trim_dead_letters,
-                self._trim_results,
-                self._delete_expired_rows,
-                self._end_lock_sessions,
-                self._trim_audit,
-            ):
-                if self._stopping.is_set() or not self._run_guarded(step):
-                    return
-            self.passes += 1
-
-    def _run_guarded(self, step: Callable[[], None]) -> bool:
-        """Run one step. An error does not stop the others. Whether the key space is still open."""
-        try:
-            with self._counters.count_failures():
-                step()
-        except Closed:
-            return False
-        except FastnessError as error:
-            _log.warning("%s was interrupted; trying again later: %s", _STEPS[step.__name__], error)
-        except Exception:
-            _log.exception("%s was interrupted; trying again later", _STEPS[step.__name__])
-        return True
-
-    def _pause(self) -> None:
-        """Let other threads run between two pages of a search; raises Closed once the loop is to end."""
-        if self._stopping.wait(SEARCH_PAUSE_SECONDS):
-            raise Closed("The plane is closing")
+    def _run(self) -> Steps:
+        while True:
+            for name, step in self._steps.items():
+                try:
+                    with self._counters.count_failures():
+                        step()
+                except Closed:
+                    raise
+                except FastnessError as error:
+                    _log.warning("%s was interrupted; trying again later: %s", name, error)
+                except Exception:
+                    _log.exception("%s was interrupted; trying again later", name)
+                yield 0.0
+            yield self._pause_seconds()
 
     def _trim_logs(self) -> None:
         self._counters.count_session_logs(*trim_logs(self._database, self._objects, self._options))
-
-    def _trim_worlds(self) -> None:
-        retention.trim_worlds(self._database, self._worlds, self._options)
-
-    def _trim_dead_letters(self) -> None:
-        retention.trim_dead_letters(self._database, self._options)
-
-    def _trim_results(self) -> None:
-        retention.delete_results(self._database)
-
-    def _delete_expired_rows(self) -> None:
-        retention.delete_expired_rows(self._database)
-
-    def _end_lock_sessions(self) -> None:
-        retention.end_lock_sessions(self._database)
-
-    def _trim_audit(self) -> None:
-        retention.trim_audit(self._database, self._options)
 
     def _collect(self) -> None:
         """Collect if anything is due, and otherwise once per grace period: worlds and states leave no marks."""
@@ -129,7 +87,11 @@ class SpaceLoop:
             self._counters.count_nothing_due()
             return
         done = self._counters.collect(
-            self._database, self._objects, self._options, grace_ms=grace_ms, between_pages=self._pause
+            self._database,
+            self._objects,
+            self._options,
+            grace_ms=grace_ms,
+            between_pages=lambda: self.job.rest(SEARCH_PAUSE_SECONDS),
         )
         self._searched_ms = now_ms
         if done.unsearched:

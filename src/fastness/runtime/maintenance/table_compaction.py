@@ -1,13 +1,9 @@
 """Gives the disk space of deleted pairs back while a plane is open, also when nothing more is written."""
 
-import logging
-import threading
 from typing import Protocol, runtime_checkable
 
-from fastness.errors import Closed, FastnessError
 from fastness.limits import COMPACT_TIGHT_SECONDS
-
-_log = logging.getLogger("fastness.upkeep")
+from fastness.runtime.background import Job, Steps
 
 
 @runtime_checkable
@@ -22,38 +18,18 @@ class Compactable(Protocol):
         """Free the space of deleted pairs in one range of keys; returns whether there may be more."""
 
 
-class TableCompaction:
-    """A thread that compacts tables with many deletions at an interval, and often while the disk has little space.
+def table_compaction(database: Compactable, every_seconds: float) -> Job:
+    """A job that compacts tables with many deletions at an interval, and often while the disk has little space."""
+    waited_seconds, pause_seconds = 0.0, min(every_seconds, COMPACT_TIGHT_SECONDS)
 
-    An error is logged, and tried again.
-    """
-
-    def __init__(self, database: Compactable, every_seconds: float) -> None:
-        self._database = database
-        self._every_seconds = every_seconds
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="fastness-tables", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Finish the current compaction, then end."""
-        self._stopping.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        waited_seconds = 0.0
-        pause_seconds = min(self._every_seconds, COMPACT_TIGHT_SECONDS)
-        while not self._stopping.wait(pause_seconds):
+    def run() -> Steps:
+        nonlocal waited_seconds
+        while True:
             waited_seconds += pause_seconds
-            if waited_seconds < self._every_seconds and not self._database.is_tight:
-                continue
-            waited_seconds = 0.0
-            try:
-                while self._database.compact_deleted() and not self._stopping.is_set():
-                    pass
-            except Closed:
-                return
-            except FastnessError as error:
-                _log.warning("the space of deleted data could not be freed; trying again later: %s", error)
-            except Exception:
-                _log.exception("the space of deleted data could not be freed; trying again later")
+            if waited_seconds >= every_seconds or database.is_tight:
+                while database.compact_deleted():
+                    yield 0.0
+                waited_seconds = 0.0  # After an error it is tried again soon.
+            yield pause_seconds
+
+    return Job("the compaction of tables", run, thread="tables", first_seconds=pause_seconds)

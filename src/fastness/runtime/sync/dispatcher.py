@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any, Final, Required, TypedDict, Unpack
 
-from fastness.clock import Clock, SystemClock, on_clock_change
+from fastness.clock import Clock, SystemClock
 from fastness.errors import LockTimeout
 from fastness.kv import Database, Transaction
 from fastness.kv.serial_database import SerialDatabase
@@ -14,8 +14,9 @@ from fastness.layers import queues
 from fastness.layers.idempotency import KeyedCall
 from fastness.layers.queues import Leased, LeaseOptions, Prefetched, QueueKey
 from fastness.runtime.cancellation import finish_or_undo
-from fastness.runtime.consumer_options import ConsumerOptions, Polling
+from fastness.runtime.consumer_options import ConsumerOptions
 from fastness.runtime.locks.table import LockTable
+from fastness.runtime.sync.commit_waits import CommitWaits
 from fastness.runtime.waiting_consumers import SharedLine, SharedLines, WaitingConsumers
 from fastness.tiers import Tier
 from fastness.wire.queues import PackedAck, RefusedAck
@@ -45,7 +46,7 @@ class Dispatcher:
     ) -> None:
         self._database = database
         self._clock = clock or SystemClock()
-        self._polling = Polling(database, options)
+        self._waits = CommitWaits(database, clock, options)
         self._is_serial = isinstance(database, SerialDatabase)  # Transactions run once, one at a time.
         self._waiting = waiting or WaitingConsumers(options.consumers_max)
         self._lines = LockTable(("queue",), nested=False, waiters_max=self._waiting.limit)
@@ -141,18 +142,12 @@ class Dispatcher:
         leave_line: Callable[[], None],
         refused: list[RefusedAck] | None,
     ) -> Leased:
-        with self._database.watch(queues.keys_of(queue).prefix) as watch:
-            stop_listening = on_clock_change(self._clock, watch.fire)
-            try:
-                while True:
-                    leased = self._lease(queue, durability, call, options, leave_line, refused=refused)
-                    left_ms = until_ms - self._clock.now_ms()
-                    if leased.leases or leased.repeated or left_ms <= 0:
-                        return leased
-                    pause_ms = self._polling.pause_ms(min(left_ms, max(leased.retry_in_ms, 1)))
-                    watch.wait(pause_ms / 1_000)
-            finally:
-                stop_listening()
+        with self._waits.open(queues.keys_of(queue).prefix, until_ms=until_ms) as wait:
+            while True:
+                leased = self._lease(queue, durability, call, options, leave_line, refused=refused)
+                if leased.leases or leased.repeated or wait.is_over:
+                    return leased
+                wait.pause(leased.retry_in_ms)
 
     def _wait_at_shared_front(
         self,
@@ -165,13 +160,11 @@ class Dispatcher:
         line: SharedLine,
         refused: list[RefusedAck] | None,
     ) -> Leased:
-        stop_listening = on_clock_change(self._clock, line.watch.fire)
-        try:
+        with self._waits.join(line.watch, until_ms=until_ms) as wait:
             while True:
-                now_ms = self._clock.now_ms()
-                wait_ms = min(line.wait_ms(now_ms), until_ms - now_ms)
-                if wait_ms > 0:
-                    line.watch.wait(self._polling.pause_ms(wait_ms) / 1_000)
+                wait_ms = line.wait_ms(self._clock.now_ms())
+                if wait_ms > 0 and not wait.is_over:
+                    wait.pause(wait_ms)
                     line.note_change()
                 version = line.version
                 leased = self._lease(queue, durability, call, options, refused=refused)
@@ -179,8 +172,6 @@ class Dispatcher:
                 line.note_read(leased, now_ms, version)
                 if leased.leases or leased.repeated or now_ms >= until_ms:
                     return leased
-        finally:
-            stop_listening()
 
     def _lease(
         self,

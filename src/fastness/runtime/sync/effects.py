@@ -3,13 +3,14 @@
 from functools import partial
 from typing import Final
 
-from fastness.clock import Clock, SystemClock, on_clock_change
+from fastness.clock import Clock
 from fastness.kv import Database, Transaction
 from fastness.layers import effect_leases, effects
 from fastness.layers.effects import DueEffect
 from fastness.layers.idempotency import KeyedCall
 from fastness.runtime.cancellation import finish_or_undo
-from fastness.runtime.consumer_options import ConsumerOptions, Polling
+from fastness.runtime.consumer_options import ConsumerOptions
+from fastness.runtime.sync.commit_waits import CommitWaits
 from fastness.tiers import Tier
 from fastness.wire.effects import ClaimEffects, EffectInfo, EffectPage
 
@@ -21,8 +22,7 @@ class EffectWaiter:
 
     def __init__(self, database: Database, clock: Clock | None, options: ConsumerOptions) -> None:
         self._database = database
-        self._clock = clock or SystemClock()
-        self._polling = Polling(database, options)
+        self._waits = CommitWaits(database, clock, options)
 
     def claim(self, request: ClaimEffects, call: KeyedCall | None = None) -> EffectPage:
         """At least one effect of these kinds, unless `wait_seconds` pass without any.
@@ -34,23 +34,18 @@ class EffectWaiter:
             before = self._database.transact(effect_leases.stored_claims, request.universe, call)
             if before is not None:
                 return EffectPage(before)
-        until_ms = self._clock.now_ms() + round(request.wait_seconds * 1_000)
+        wait_ms = round(request.wait_seconds * 1_000)
+        until_ms = self._waits.now_ms() + wait_ms
         claimed, _ = self._try_claim(request, call)
-        if claimed or not request.wait_seconds:
+        if claimed or not wait_ms:
             return EffectPage(claimed)
         prefixes = effects.watch_prefixes(request.universe, request.kinds)
-        with self._database.watch(*prefixes, additions=True) as watch:
-            stop_listening = on_clock_change(self._clock, watch.fire)
-            try:
-                while True:
-                    claimed, due_in_ms = self._try_claim(request, call)
-                    left_ms = until_ms - self._clock.now_ms()
-                    if claimed or left_ms <= 0:
-                        return EffectPage(claimed)
-                    pause_ms = left_ms if due_in_ms is None else min(left_ms, max(due_in_ms, 1))
-                    watch.wait(self._polling.pause_ms(pause_ms) / 1_000)
-            finally:
-                stop_listening()
+        with self._waits.open(*prefixes, until_ms=until_ms, additions=True) as wait:
+            while True:
+                claimed, due_in_ms = self._try_claim(request, call)
+                if claimed or wait.is_over:
+                    return EffectPage(claimed)
+                wait.pause(due_in_ms)
 
     def _try_claim(self, request: ClaimEffects, call: KeyedCall | None) -> tuple[list[EffectInfo], int | None]:
         """The effects that were claimed, or in how many milliseconds the next one is due, if there is one."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from fastness.clock import Clock, SystemClock, on_clock_change
+from fastness.clock import Clock
 from fastness.errors import FastnessError
 from fastness.kv import Database, Transaction
 from fastness.layers import hosting, runs, turns
@@ -20,7 +20,8 @@ from fastness.limits import (
     RUNS_SWEPT,
 )
 from fastness.runtime.cancellation import finish_or_undo
-from fastness.runtime.consumer_options import ConsumerOptions, Polling
+from fastness.runtime.consumer_options import ConsumerOptions
+from fastness.runtime.sync.commit_waits import CommitWaits
 from fastness.tiers import Tier
 from fastness.wire.hosting import ClaimedWorld, ClaimedWorlds, ClaimWorlds, GivenBack, RenewedWorld, RenewedWorlds
 from fastness.wire.requests import Committed
@@ -44,8 +45,7 @@ class HostingStore:
     ) -> None:
         """Hosting on a database; `revived_runs` counts by universe the runs that nothing would have continued."""
         self._database = database
-        self._clock = clock or SystemClock()
-        self._polling = Polling(database, options)
+        self._waits = CommitWaits(database, clock, options)
         self._revived_runs = revived_runs
         self._sweeps: dict[str, _Sweep] = {}  # By universe.
 
@@ -57,22 +57,14 @@ class HostingStore:
         """
         if not claim.wait_seconds:
             return ClaimedWorlds((self._claim_once(claim))[0])
-        until_ms = self._clock.now_ms() + round(claim.wait_seconds * 1_000)
+        until_ms = self._waits.now_ms() + round(claim.wait_seconds * 1_000)
         prefixes = hosting.watch_prefixes(claim.universe, claim.programs, claim.owner)
-        with self._database.watch(*prefixes, additions=True) as watch:
-            stop_listening = on_clock_change(self._clock, watch.fire)
-            try:
-                while True:
-                    found, next_ms = self._claim_once(claim)
-                    now_ms = self._clock.now_ms()
-                    left_ms = until_ms - now_ms
-                    if found or left_ms <= 0:
-                        return ClaimedWorlds(found)
-                    if next_ms is not None:
-                        left_ms = min(left_ms, max(next_ms - now_ms, 1))
-                    watch.wait(self._polling.pause_ms(left_ms) / 1_000)
-            finally:
-                stop_listening()
+        with self._waits.open(*prefixes, until_ms=until_ms, additions=True) as wait:
+            while True:
+                found, next_ms = self._claim_once(claim)
+                if found or wait.is_over:
+                    return ClaimedWorlds(found)
+                wait.pause(None if next_ms is None else next_ms - self._waits.now_ms())
 
     def renew(self, claims: Sequence[tuple[World, int]], *, owner: str, lease_ms: int) -> RenewedWorlds:
         """Renew claims (world, fence); those that the caller still holds."""
@@ -114,11 +106,11 @@ class HostingStore:
                 break
         # Another host was faster: search again at once.
         is_behind = not claimed and (found.woken or found.ready)
-        return claimed, self._clock.now_ms() if is_behind else found.next_ms
+        return claimed, self._waits.now_ms() if is_behind else found.next_ms
 
     def _revive_stuck(self, universe: str) -> None:
         """Check the next running runs of a universe, and make those ready that nothing would continue."""
-        now_ms = self._clock.now_ms()
+        now_ms = self._waits.now_ms()
         before = self._sweeps.get(universe, _Sweep(0, ""))
         if now_ms < before.next_ms:
             return

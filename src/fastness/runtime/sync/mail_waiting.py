@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from fastness.clock import Clock, SystemClock, on_clock_change
+from fastness.clock import Clock
 from fastness.kv import Database, Transaction
 from fastness.layers import mailboxes
 from fastness.layers.mailboxes import Address
-from fastness.runtime.consumer_options import ConsumerOptions, Polling
+from fastness.runtime.consumer_options import ConsumerOptions
+from fastness.runtime.sync.commit_waits import CommitWaits
 from fastness.wire.mail import MailReceipts, Mails, ReadMail, ReadReceipts
 
 Found = TypeVar("Found", Mails, MailReceipts)
@@ -18,8 +19,7 @@ class MailWaiter:
 
     def __init__(self, database: Database, clock: Clock | None, options: ConsumerOptions) -> None:
         self._database = database
-        self._clock = clock or SystemClock()
-        self._polling = Polling(database, options)
+        self._waits = CommitWaits(database, clock, options)
 
     def read(self, address: Address, request: ReadMail, *, wait_ms: int) -> Mails:
         """At least one mail, unless `wait_ms` pass without any.
@@ -50,18 +50,13 @@ class MailWaiter:
         found = read_once()
         if _has_items(found) or not wait_ms:
             return found
-        until_ms = self._clock.now_ms() + wait_ms
-        with self._database.watch(mailboxes.keys_of(address).prefix) as watch:
-            stop_listening = on_clock_change(self._clock, watch.fire)
-            try:
-                while True:
-                    found = read_once()
-                    left_ms = until_ms - self._clock.now_ms()
-                    if _has_items(found) or left_ms <= 0:
-                        return found
-                    watch.wait(self._polling.pause_ms(left_ms) / 1_000)
-            finally:
-                stop_listening()
+        prefix = mailboxes.keys_of(address).prefix
+        with self._waits.open(prefix, until_ms=self._waits.now_ms() + wait_ms) as wait:
+            while True:
+                found = read_once()
+                if _has_items(found) or wait.is_over:
+                    return found
+                wait.pause()
 
 
 def _has_items(found: Mails | MailReceipts) -> bool:

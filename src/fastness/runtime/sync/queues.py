@@ -7,7 +7,7 @@ from typing import Any, Final, Unpack
 
 import msgspec
 
-from fastness.clock import Clock, SystemClock, on_clock_change
+from fastness.clock import Clock
 from fastness.errors import (
     FastnessError,
     MessageCancelled,
@@ -21,8 +21,9 @@ from fastness.layers.idempotency import KeyedCall, run_idempotent
 from fastness.layers.queues import LeaseOptions, QueueKey, SearchOn, Work, WorkKey
 from fastness.layers.queues.work import SqsWorkAdded
 from fastness.limits import PAYLOAD_FETCH_BYTES_MAX, RESULT_CHECK_SECONDS, SQS_STEPS_MAX
-from fastness.runtime.consumer_options import ConsumerOptions, Polling
+from fastness.runtime.consumer_options import ConsumerOptions
 from fastness.runtime.sync.blobs import BlobStore
+from fastness.runtime.sync.commit_waits import CommitWaits
 from fastness.runtime.sync.dispatcher import Dispatcher
 from fastness.tiers import Tier
 from fastness.wire.queues import (
@@ -57,8 +58,7 @@ class QueueStore:
         worker: str = "",
     ) -> None:
         self._database = database
-        self._clock = clock or SystemClock()
-        self._polling = Polling(database, options or ConsumerOptions())
+        self._waits = CommitWaits(database, clock, options or ConsumerOptions())
         self._dispatcher = dispatcher
         self._blobs = blobs
         self._worker = worker
@@ -148,23 +148,17 @@ class QueueStore:
             ResultNotKept: it is not in the queue any more, and no result was kept.
             MessageFailed, MessageCancelled: there is no result, and will be none.
         """
-        until_ms = self._clock.now_ms() + wait_ms
-        with self._database.watch(queues.keys_of(queue).outcomes + parse_id(id)) as watch:
-            stop_listening = on_clock_change(self._clock, watch.fire)
-            try:
-                while True:
-                    found = self._database.read(queues.result, queue, id, tier=tier)
-                    if found is not None:
-                        return found
-                    is_kept = self._check_pending(queue, id, tier)
-                    left_ms = until_ms - self._clock.now_ms()
-                    if left_ms <= 0:
-                        raise ResultNotReady(f"Message {id} is not done yet; wait longer, or ask again")
-                    # What becomes of other messages is not recorded, so they are looked up now and then.
-                    pause_ms = left_ms if is_kept else min(left_ms, round(RESULT_CHECK_SECONDS * 1_000))
-                    watch.wait(self._polling.pause_ms(max(pause_ms, 1)) / 1_000)
-            finally:
-                stop_listening()
+        outcome = queues.keys_of(queue).outcomes + parse_id(id)
+        with self._waits.open(outcome, until_ms=self._waits.now_ms() + wait_ms) as wait:
+            while True:
+                found = self._database.read(queues.result, queue, id, tier=tier)
+                if found is not None:
+                    return found
+                is_kept = self._check_pending(queue, id, tier)
+                if wait.is_over:
+                    raise ResultNotReady(f"Message {id} is not done yet; wait longer, or ask again")
+                # What becomes of other messages is not recorded, so they are looked up now and then.
+                wait.pause(None if is_kept else round(RESULT_CHECK_SECONDS * 1_000))
 
     def _check_pending(self, queue: QueueKey, id: str, tier: Tier) -> bool:
         """Whether a message that is not done will leave an outcome.
@@ -186,14 +180,13 @@ class QueueStore:
 
     def wait_for_cancel(self, queue: QueueKey, leases: Sequence[MessageLease], *, wait_ms: int, tier: Tier) -> Outcomes:
         """Which of these leases hold, as soon as one of the messages is cancelled."""
-        until_ms = self._clock.now_ms() + wait_ms
-        with self._database.watch(queues.keys_of(queue).cancelled) as watch:
+        cancelled = queues.keys_of(queue).cancelled
+        with self._waits.open(cancelled, until_ms=self._waits.now_ms() + wait_ms) as wait:
             while True:
                 ended = self._database.read(queues.ended, queue, leases, tier=tier)
-                left_ms = until_ms - self._clock.now_ms()
-                if left_ms <= 0 or any(isinstance(each, MessageCancelled) for each in ended):
+                if wait.is_over or any(isinstance(each, MessageCancelled) for each in ended):
                     return Outcomes([outcome_of(each) for each in ended])
-                watch.wait(self._polling.pause_ms(left_ms) / 1_000)
+                wait.pause()
 
     def _search(self, queue: QueueKey, ids: Sequence[str], after: bytes | None) -> dict[bytes, bytes]:
         """Search the leases of a queue for messages, a bounded number per transaction."""

@@ -5,7 +5,7 @@ from functools import partial
 from secrets import token_hex
 from typing import Final, NamedTuple
 
-from fastness.clock import Clock, SystemClock, on_clock_change
+from fastness.clock import Clock
 from fastness.errors import LockTimeout
 from fastness.kv import Database, Transaction
 from fastness.layers import locks
@@ -15,8 +15,9 @@ from fastness.layers.locks import AcquireCall
 from fastness.limits import LOCK_LINE_MAX, READ_ENTRIES_MAX
 from fastness.lock_rules import DATA_LEVELS, Path, parse_mode, timeout_error
 from fastness.runtime.cancellation import finish_or_undo, undo
-from fastness.runtime.consumer_options import ConsumerOptions, Polling
+from fastness.runtime.consumer_options import ConsumerOptions
 from fastness.runtime.locks.counters import Acquisition, LockCounters
+from fastness.runtime.sync.commit_waits import CommitWaits
 from fastness.tiers import Tier
 from fastness.wire.locks import GrantedLocks, LockSession, LockStatistics
 
@@ -31,8 +32,7 @@ class SharedLockWaiter:
         self, database: Database, clock: Clock | None, options: ConsumerOptions, counters: LockCounters
     ) -> None:
         self._database = database
-        self._clock = clock or SystemClock()
-        self._polling = Polling(database, options)
+        self._waits = CommitWaits(database, clock, options)
         self._counters = counters
 
     def acquire(
@@ -62,7 +62,7 @@ class SharedLockWaiter:
         steps = locks.steps_of(paths, parse_mode(mode))
         call = AcquireCall(session, claim, steps, owner, lease_ms, continues, token_hex(_ATTEMPT_BYTES))
         with self._counters.acquiring(session.universe, steps, may_wait=wait_ms > 0) as acquisition:
-            began_ms = self._clock.now_ms()
+            began_ms = self._waits.now_ms()
             tried = self._try_acquire(call, may_wait=wait_ms > 0)
             if isinstance(tried.outcome, GrantedLocks):
                 return tried.outcome
@@ -85,22 +85,18 @@ class SharedLockWaiter:
         self, call: AcquireCall, tried: "_Tried", began_ms: int, wait_ms: int, acquisition: Acquisition
     ) -> GrantedLocks:
         until_ms, tried_ms = began_ms + wait_ms, began_ms
-        with self._database.watch(locks.watch_prefix(call.session)) as watch:
-            stop_listening = on_clock_change(self._clock, watch.fire)
-            try:
-                while not isinstance(tried.outcome, GrantedLocks):
-                    acquisition.wait(tried.outcome.key[0])
-                    pause_ms = min(tried.wake_in_ms, call.lease_ms // _RENEWALS_PER_LEASE)
-                    due_ms = min(until_ms, tried_ms + pause_ms)
-                    while (left_ms := due_ms - self._clock.now_ms()) > 0 and not self._has_changed(call, tried):
-                        watch.wait(self._polling.pause_ms(left_ms) / 1_000)
-                    tried_ms = self._clock.now_ms()
-                    may_wait = tried_ms < until_ms
-                    tried = self._try_acquire(call, may_wait=may_wait)
-                    if not may_wait and isinstance(tried.outcome, Waiting):
-                        raise _timeout(tried.outcome, wait_ms, acquisition)
-            finally:
-                stop_listening()
+        with self._waits.open(locks.watch_prefix(call.session), until_ms=until_ms) as wait:
+            while not isinstance(tried.outcome, GrantedLocks):
+                acquisition.wait(tried.outcome.key[0])
+                pause_ms = min(tried.wake_in_ms, call.lease_ms // _RENEWALS_PER_LEASE)
+                due_ms = min(until_ms, tried_ms + pause_ms)
+                while (left_ms := due_ms - self._waits.now_ms()) > 0 and not self._has_changed(call, tried):
+                    wait.pause(left_ms)
+                tried_ms = self._waits.now_ms()
+                may_wait = tried_ms < until_ms
+                tried = self._try_acquire(call, may_wait=may_wait)
+                if not may_wait and isinstance(tried.outcome, Waiting):
+                    raise _timeout(tried.outcome, wait_ms, acquisition)
         return tried.outcome
 
     def _has_changed(self, call: AcquireCall, tried: "_Tried") -> bool:

@@ -52,10 +52,11 @@ from fastness.names import UNIVERSE
 from fastness.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
 from fastness.plane.open import Options, open_plane
 from fastness.plane.services import Services
+from fastness.runtime.background import BackgroundRunner
+from fastness.runtime.maintenance.timer_loop import TimerFiring
 from fastness.testing.clock import START_MS
 from fastness.testing.histories import Violation
 from fastness.testing.hosts.contents import read_contents, unchanged
-from fastness.testing.hosts.host_test import fire_due_timers
 from fastness.testing.hosts.processes import Action, HostProcess
 from fastness.testing.hosts.virtual_loop import VirtualLoop
 from fastness.wire.hosting import ReleaseWorlds
@@ -163,7 +164,7 @@ class Fleet:
         self._is_calm = False  # The hosts are left alone, so that everything ends.
         self._loop = VirtualLoop()
         services = open_plane("memory:", Options(clock=_LoopClock(self._loop), ids=IdSource(seed))).services
-        services.database.publish = discard  # No threads are started.
+        services.database.publish = discard
         self._services = services
         choices, steps = random.Random(seed + 1), dict[str, str]()
         self._apps = {
@@ -293,8 +294,12 @@ class Fleet:
             await asyncio.sleep(2 * self._random.random())
 
     async def _fire_timers(self) -> None:
+        runner = BackgroundRunner(timer=self._loop.time, starts_threads=False)
+        firing = TimerFiring(self._services.database, self._services.consumers, shared=False)
+        runner.add(firing.job)
         while True:
-            await self._services.database.transact_async(fire_due_timers, UNIVERSE)
+            firing.note_set(UNIVERSE)  # As a commit does that sets a timer.
+            runner.run_due()
             await asyncio.sleep(_TIMER_SECONDS)
 
     async def _is_done(self) -> bool:

@@ -88,9 +88,10 @@ class AsyncHostTest:
         self._options: HostOptions = {"lease_seconds": LEASE_SECONDS, **options}
         ids = IdSource(0) if url == "memory:" else None
         self.services = open_plane(url, Options(clock=self.clock, ids=ids, gc_every_seconds=None)).services
-        self.services.stop_timers()
-        # Events start threads that fire timers and write session logs. A test fires timers itself.
-        self.services.database.publish = discard  # No threads are started.
+        for job in self.services.background.jobs:  # A test fires timers itself.
+            job.pause()
+        # Events start jobs that fire timers and write session logs.
+        self.services.database.publish = discard
         self.sync_transport = EmbeddedTransport(self.services)
         self.plane = AsyncPlane(AsyncEmbeddedTransport(self.services), self.universe)
         self._processes: list[HostProcess] = []
