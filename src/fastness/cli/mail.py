@@ -11,8 +11,9 @@ import msgspec
 
 from fastness.cli import completion, connect, printing, values
 from fastness.cli.commands import CommandGroup
-from fastness.cli.durations import SECONDS, WAIT
-from fastness.cli.message_options import guess_content_type
+from fastness.cli.durations import WAIT
+from fastness.cli.field_options import field_options, given
+from fastness.cli.message_bodies import guess_content_type
 from fastness.encryption import AgentKey
 from fastness.errors import SealBroken
 from fastness.handles.sync.plane import Plane
@@ -232,22 +233,17 @@ def block(agent: str, sender: str | None, off: bool) -> None:
 
 
 @mail.command(examples=["fastness mail policy --max 5000 --ttl 30d"])
-@click.option("--max", "pending_max", type=int, help="The maximum number of pending mails per mailbox.")
-@click.option("--ttl", "ttl_seconds", type=SECONDS, help="Remove mail after this time.")
-def policy(pending_max: int | None, ttl_seconds: float | None) -> None:
+@field_options(MailPolicy, changes=True, names={"pending_max": "--max"})
+def policy(**changes: Any) -> None:
     """Show the mail policy of the universe. Options change it.
 
     A universe whose policy was never changed has the one of the server (`fastness serve --mail-max --mail-ttl`).
     """
-    with connect.open_plane(create=pending_max is not None or ttl_seconds is not None) as plane:
-        mail_policy: MailPolicy = plane.mail_policy()
-        changed = msgspec.structs.replace(
-            mail_policy,
-            pending_max=mail_policy.pending_max if pending_max is None else pending_max,
-            ttl_seconds=mail_policy.ttl_seconds if ttl_seconds is None else ttl_seconds,
-        )
-        if changed != mail_policy:
-            mail_policy = plane.set_mail_policy(changed)
+    changed = given(changes)
+    with connect.open_plane(create=bool(changed)) as plane:
+        mail_policy = plane.mail_policy()
+        if changed:
+            mail_policy = plane.set_mail_policy(msgspec.structs.replace(mail_policy, **changed))
     printing.record(msgspec.structs.asdict(mail_policy))
 
 

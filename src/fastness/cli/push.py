@@ -10,7 +10,7 @@ import msgspec
 
 from fastness.cli import completion, connect, printing, values
 from fastness.cli.commands import CommandGroup, global_options, wants_json
-from fastness.cli.message_options import guess_content_type
+from fastness.cli.message_bodies import guess_content_type
 from fastness.errors import InvalidArgument
 from fastness.handles.sync.ingress import PushWatch
 from fastness.handles.sync.plane import Plane

@@ -3,7 +3,7 @@
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from typing import IO, Any, Final, TypedDict, TypeVar, Unpack
+from typing import IO, Any, Final, TypeVar
 
 import click
 import msgspec
@@ -11,14 +11,16 @@ import msgspec
 from fastness.cli import completion, connect, consume, printing, schedules, values
 from fastness.cli.commands import CommandGroup, wants_json
 from fastness.cli.consume import delivery_fields
-from fastness.cli.durations import SECONDS, NoValue, OrNone
+from fastness.cli.durations import SECONDS
 from fastness.cli.existing import open_queue
-from fastness.cli.message_options import MessageOptions, inline_message, message_options, read_message
+from fastness.cli.field_options import field_options, given
+from fastness.cli.message_bodies import inline_message, read_message
 from fastness.cli.messages import print_failures
 from fastness.handles.sync.plane import Plane
+from fastness.handles.sync.queues import MessageOptions
 from fastness.limits import MESSAGES_MAX, READ_ENTRIES_MAX, SUMMARY_LIST_MAX
 from fastness.tiers import Tier
-from fastness.wire.queues import Delivery, KeyInfo, LeasedMessage, QueuePolicy, QueueStats, Receipt
+from fastness.wire.queues import Delivery, KeyInfo, LeasedMessage, NewMessage, QueuePolicy, QueueStats, Receipt
 
 _LIST_COLUMNS: Final = ("queue", "ready", "delayed", "leased", "blocked", "dead", "paused", "head_age_seconds")
 _MESSAGE_COLUMNS: Final = ("id", "priority", "group", "attempts", "created_at", "last_failure", "payload")
@@ -28,33 +30,6 @@ _FAILURES: Final = click.option(
     "--failures", is_flag=True, help="Also show every failed attempt that is kept, with its traceback."
 )
 Item = TypeVar("Item")
-
-
-class PolicyChanges(TypedDict):
-    """The options of `queue policy`; None for those that were not given, and NoValue.NONE for the word none."""
-
-    visibility_seconds: float | None
-    max_attempts: int | None
-    dead_letter_queue: str | NoValue | None
-    retention_seconds: float | NoValue | None
-    dead_letter_retention_seconds: float | None
-    rate_per_second: float | NoValue | None
-    failures_kept: int | None
-    retry_delay_seconds: float | None
-    retry_factor: float | None
-    retry_delay_max_seconds: float | None
-    retry_jitter: float | None
-    history: str | None
-    history_seconds: float | None
-    result_ttl_seconds: float | None
-    concurrency_per_key: int | NoValue | None
-    rate_per_key: float | NoValue | None
-    burst_per_key: int | NoValue | None
-    fair: bool | None
-    delay_seconds: float | None
-    dead_letter_rule: str | None
-    retention_by_age: bool | None
-    group_batches: bool | None
 
 
 queue = CommandGroup(completions={"name": completion.queues})
@@ -79,17 +54,15 @@ queue.add_command(schedules.schedule)
 @click.argument("body", required=False)
 @click.option("--file", metavar="PATH", help="Read the body from a file; - is standard input.")
 @click.option("--lines", is_flag=True, help="Put every line of the body as a separate message.")
-@message_options
+@field_options(NewMessage)
 @click.option("--tier", type=click.Choice(["critical", "important"]), default="critical", help="The durability tier.")
-def put(
-    name: str, body: str | None, file: str | None, lines: bool, tier: str, **options: Unpack[MessageOptions]
-) -> None:
+def put(name: str, body: str | None, file: str | None, lines: bool, tier: str, **options: Any) -> None:
     """Put a message: BODY, a file, or standard input. Prints its id."""
     with values.open_input(body, file) as stream, connect.open_plane(create=True) as plane:
         if lines:
-            _put_lines(plane, name, stream, Tier(tier), options)
+            _put_lines(plane, name, stream, Tier(tier), given(options))
             return
-        message = read_message(plane, stream, options)
+        message = read_message(plane, stream, given(options))
         receipt = plane.queue(name).put_many([message], tier=Tier(tier))[0]
     if receipt.duplicate:
         click.echo("Duplicate: already enqueued.", err=True)
@@ -278,82 +251,19 @@ def resume_key(name: str, key: str) -> None:
     ]
 )
 @click.argument("name", metavar="QUEUE")
-@click.option("--visibility", "visibility_seconds", type=SECONDS, help="The default lease time of a delivery.")
-@click.option("--max-attempts", type=int, help="After this many failed attempts, a message becomes a dead letter.")
-@click.option(
-    "--dead-letter-queue",
-    metavar="QUEUE|none",
-    type=OrNone(completion.Names(completion.queues)),
-    help="The queue that receives dead letters; none is QUEUE.dlq.",
+@field_options(
+    QueuePolicy,
+    changes=True,
+    names={"history_seconds": "--history-keep"},
+    types={"dead_letter_queue": completion.Names(completion.queues)},
+    without=("paused",),  # `queue pause` changes it.
 )
-@click.option(
-    "--retention",
-    "retention_seconds",
-    type=OrNone(SECONDS),
-    help="How long to keep messages without a TTL; none is for ever.",
-)
-@click.option(
-    "--dead-letter-retention", "dead_letter_retention_seconds", type=SECONDS, help="How long to keep dead letters."
-)
-@click.option(
-    "--rate",
-    "rate_per_second",
-    type=OrNone(click.FLOAT),
-    help="The maximum number of deliveries per second; none is no limit.",
-)
-@click.option("--failures-kept", type=int, help="How many failed attempts to keep with each message.")
-@click.option("--retry-delay", "retry_delay_seconds", type=SECONDS, help="The back-off after the first failed attempt.")
-@click.option("--retry-factor", type=float, help="The factor by which the back-off grows with each failed attempt.")
-@click.option("--retry-delay-max", "retry_delay_max_seconds", type=SECONDS, help="The longest back-off.")
-@click.option("--retry-jitter", type=float, help="The fraction by which back-offs vary, 0 to 1.")
-@click.option(
-    "--history", type=click.Choice(["none", "durable"]), help="Whether every change of a message is recorded."
-)
-@click.option("--history-keep", "history_seconds", type=SECONDS, help="How long recorded changes are kept.")
-@click.option(
-    "--result-ttl", "result_ttl_seconds", type=SECONDS, help="How long results of messages and cancellations are kept."
-)
-@click.option(
-    "--concurrency-per-key",
-    type=OrNone(click.INT),
-    help="How many messages of one key can be leased at a time; none is no limit.",
-)
-@click.option(
-    "--rate-per-key",
-    type=OrNone(click.FLOAT),
-    help="The maximum number of deliveries per second of one key; none is no limit.",
-)
-@click.option(
-    "--burst-per-key",
-    type=OrNone(click.INT),
-    help="How many deliveries an idle key accumulates; none is those of a second.",
-)
-@click.option("--fair/--no-fair", default=None, help="Whether messages of different keys take turns.")
-@click.option(
-    "--delay", "delay_seconds", type=SECONDS, help="How long to hold messages back that are put without a delay."
-)
-@click.option(
-    "--dead-letter-rule",
-    type=click.Choice(["failures", "deliveries", "never"]),
-    help="What makes dead letters: failed attempts, deliveries, or only a reject.",
-)
-@click.option(
-    "--retention-by-age/--no-retention-by-age",
-    default=None,
-    help="Whether --retention applies to stored messages too, by their age.",
-)
-@click.option(
-    "--group-batches/--no-group-batches",
-    default=None,
-    help="Whether one receive can lease several messages of a group, in order.",
-)
-def policy(name: str, **changes: Unpack[PolicyChanges]) -> None:
+def policy(name: str, **changes: Any) -> None:
     """Show the policy of a queue, or change it by options.
 
     A policy has the limits of a queue, and the defaults of its messages.
     """
-    changed = {field: None if value is NoValue.NONE else value for field, value in changes.items() if value is not None}
-    if changed:
+    if changed := given(changes):
         with connect.open_plane(create=True) as plane:
             of_queue = plane.queue(name)
             found: QueuePolicy = of_queue.set_policy(msgspec.structs.replace(of_queue.policy(), **changed))

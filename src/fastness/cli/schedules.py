@@ -1,13 +1,14 @@
 """`fastness queue schedule`: messages that are put on a cron schedule."""
 
-from typing import Any, Unpack
+from typing import Any
 
 import click
 
 from fastness.cli import completion, connect, printing, values
 from fastness.cli.commands import CommandGroup
 from fastness.cli.existing import open_queue
-from fastness.cli.message_options import MessageOptions, message_options, read_message
+from fastness.cli.field_options import field_options, given
+from fastness.cli.message_bodies import read_message
 from fastness.errors import NotFound
 from fastness.wire.queues import NewMessage, Schedule
 
@@ -27,7 +28,7 @@ schedule = CommandGroup(
 @click.argument("body", required=False)
 @click.option("--file", metavar="PATH", help="Read the body from a file; - is standard input.")
 @click.option("--timezone", default="UTC", show_default=True, help="The time zone of CRON.")
-@message_options
+@field_options(NewMessage)
 def add(
     *,
     name: str,
@@ -36,11 +37,11 @@ def add(
     body: str | None,
     file: str | None,
     timezone: str,
-    **options: Unpack[MessageOptions],
+    **options: Any,
 ) -> None:
     """Put BODY at the times of CRON. Replaces a schedule of the same NAME."""
     with values.open_input(body, file) as stream, connect.open_plane(create=True) as plane:
-        message = read_message(plane, stream, options)
+        message = read_message(plane, stream, given(options))
         found = plane.queue(name).schedule(
             schedule_name, cron, message.payload, timezone=timezone, **_options_of(message)
         )

@@ -146,7 +146,8 @@ def routes(endpoints: Sequence[Endpoint]) -> list[Route]:
 def _types_of(endpoints: Sequence[Endpoint]) -> list[Any]:
     """The types of all bodies, responses and parameters, without duplicates."""
     found: dict[int, Any] = {id(Problem): Problem}
-    for body_type in (*_VIEWS.values(), *json_codec.BODY_TYPES.values()):
+    shared = (each.type for each in (*_COMMON_PARAMETERS, _UNIVERSE, _IDEMPOTENCY))
+    for body_type in (*_VIEWS.values(), *json_codec.BODY_TYPES.values(), *shared):
         found[id(body_type)] = body_type
     for endpoint in endpoints:
         kinds = [

@@ -6,10 +6,10 @@ import msgspec
 from msgspec import Meta
 
 from fastness import limits
-from fastness.errors import InvalidArgument
-from fastness.limits import QUOTA_COUNT_MAX, QUOTA_RATE_MAX, QUOTA_RATE_MIN
 from fastness.wire.fields import Name
 from fastness.wire.requests import Operation, Request, Route
+
+_Count = Annotated[int, Meta(ge=0, le=limits.QUOTA_COUNT_MAX)]
 
 
 class Quota(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -19,35 +19,30 @@ class Quota(msgspec.Struct, frozen=True, omit_defaults=True):
     `bytes`, so a full universe can be drained.
     """
 
-    messages: Annotated[int, Meta(ge=0, le=limits.QUOTA_COUNT_MAX)] | None = (
-        None  # In all queues: ready, delayed, leased, blocked, and dead letters.
-    )
-    bytes: Annotated[int, Meta(ge=0, le=limits.QUOTA_COUNT_MAX)] | None = (
-        None  # Keys and values of the universe, and the bodies of its blobs.
-    )
-    connections: Annotated[int, Meta(ge=0, le=limits.QUOTA_COUNT_MAX)] | None = (
-        None  # To each server, of tokens that are only for this universe.
-    )
-    rate_per_second: Annotated[float, Meta(ge=limits.QUOTA_RATE_MIN, le=limits.QUOTA_RATE_MAX)] | None = (
-        None  # Calls to each server that name the universe.
-    )
+    messages: Annotated[
+        _Count | None,
+        Meta(description="The maximum number of messages in all queues, with leased ones and dead letters."),
+    ] = None
+    bytes: Annotated[
+        _Count | None,
+        Meta(description="The maximum size of all keys, values and blobs; a command takes 500MiB or 10GiB."),
+    ] = None
+    connections: Annotated[
+        _Count | None,
+        Meta(
+            description="The maximum number of connections to each server: of agents, and of tokens for this universe "
+            "only."
+        ),
+    ] = None
+    rate_per_second: Annotated[
+        Annotated[float, Meta(ge=limits.QUOTA_RATE_MIN, le=limits.QUOTA_RATE_MAX)] | None,
+        Meta(description="The maximum calls per second to each server."),
+    ] = None
 
     @property
     def is_empty(self) -> bool:
         """Whether it limits nothing."""
         return self == Quota()
-
-    def check(self) -> None:
-        """Raise InvalidArgument if a limit is out of range."""
-        for name, count in (("messages", self.messages), ("bytes", self.bytes), ("connections", self.connections)):
-            if count is not None and (count.__class__ is not int or not 0 <= count <= QUOTA_COUNT_MAX):
-                raise InvalidArgument(f"{name} is {count!r}; give 0 to {QUOTA_COUNT_MAX}, or leave it out for no limit")
-        rate = self.rate_per_second
-        if rate is not None and (rate.__class__ not in (int, float) or not QUOTA_RATE_MIN <= rate <= QUOTA_RATE_MAX):
-            raise InvalidArgument(
-                f"rate_per_second is {rate!r}; give {QUOTA_RATE_MIN} to {QUOTA_RATE_MAX:.0f}, or leave it out for no "
-                "limit"
-            )
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -94,9 +89,6 @@ class SetQuota(Request[Quota], frozen=True, tag="universes.quota.set"):
 
     universe: Name
     quota: Quota = Quota()
-
-    def check(self) -> None:
-        self.quota.check()
 
 
 class GetQuota(Request[Quota], frozen=True, tag="universes.quota.get"):

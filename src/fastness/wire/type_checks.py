@@ -472,5 +472,9 @@ def _range(kind: type, bounds: Mapping[str, Any]) -> str:
     if kind not in (int, float) or (least is None and most is None):
         return ""
     if most is None:
-        return f" of at least {least:,.15g}"
-    return f" of at most {most:,.15g}" if least is None else f" from {least:,.15g} to {most:,.15g}"
+        return f" of at least {_number(least)}"
+    return f" of at most {_number(most)}" if least is None else f" from {_number(least)} to {_number(most)}"
+
+
+def _number(bound: Any) -> str:
+    return f"{bound:,}" if isinstance(bound, int) else f"{bound:,.15g}"

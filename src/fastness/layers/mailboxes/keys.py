@@ -22,9 +22,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from fastness.errors import DamagedDatabase, InvalidArgument
+from fastness.errors import DamagedDatabase
 from fastness.kv import Subspace, Transaction
-from fastness.limits import MAIL_SWEEP_SECONDS, MAIL_TTL_SECONDS_MAX, MAILBOX_MAILS_LIMIT_MAX
+from fastness.limits import MAIL_SWEEP_SECONDS
 from fastness.mail_defaults import MAIL_DEFAULTS
 from fastness.wire.mail import MailPolicy
 
@@ -269,15 +269,7 @@ def policy_of(tx: Transaction, universe: str) -> MailPolicy:
 
 
 def set_policy(tx: Transaction, universe: str, policy: MailPolicy) -> MailPolicy:
-    """Replace a universe's mail policy. It applies to mail that is sent from now on.
-
-    Raises:
-        InvalidArgument: a value is out of range.
-    """
-    if policy.pending_max.__class__ is not int or not 1 <= policy.pending_max <= MAILBOX_MAILS_LIMIT_MAX:
-        raise InvalidArgument(f"pending_max is {policy.pending_max}; give 1 to {MAILBOX_MAILS_LIMIT_MAX}")
-    if policy.ttl_seconds.__class__ not in (int, float) or not 1 <= policy.ttl_seconds <= MAIL_TTL_SECONDS_MAX:
-        raise InvalidArgument(f"ttl_seconds is {policy.ttl_seconds}; give 1 to {MAIL_TTL_SECONDS_MAX:.0f}")
+    """Replace a universe's mail policy. It applies to mail that is sent from now on."""
     tx.put(_policy_key(universe), encode(policy))
     return policy
 

@@ -14,7 +14,7 @@ from fastness.server.http.request_context import RequestContext
 from fastness.server.http.values import from_cbor
 from fastness.server.problems import JSON, HttpError
 from fastness.wire.canonical import canonical
-from fastness.wire.fields import Count
+from fastness.wire.fields import Count, Key
 from fastness.wire.leases import LeaseProof
 from fastness.wire.states import FoundState, GetState, RemoveState, UpdatedState, UpdateState
 
@@ -100,7 +100,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         tag="states",
         summary="Write the value of a key; the body is the value.",
         handle=_put,
-        parameters=(Parameter("key", "path", required=True), IF_MATCH, IF_NONE_MATCH, *_LEASE),
+        parameters=(Parameter("key", "path", Key, required=True), IF_MATCH, IF_NONE_MATCH, *_LEASE),
         accepts={JSON: Any},
         response_types={JSON: UpdatedState},
         other_statuses={201: "The document was created."},

@@ -1,0 +1,124 @@
+"""Options that are fields of a struct: their names, types, bounds and help are those of the fields.
+
+`delay_seconds` is `--delay SECONDS`, `attributes` is `--attribute NAME=TEXT`, and a field that is true or false is a
+flag.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from types import NoneType
+from typing import Any, Final, Literal, get_args, get_origin
+
+import click
+import msgspec
+from click.shell_completion import CompletionItem
+
+from fastness.cli import values
+from fastness.cli.durations import SECONDS, NoValue, OrNone
+from fastness.cli.sizes import SIZE
+from fastness.wire.fields import bare, default_of, described_fields, description_of
+from fastness.wire.type_checks import bounds_of
+
+_UNITS: Final = re.compile("_seconds$|_per_second$")
+_FIELD: Final = re.compile("`([a-z_]+)`")
+
+
+class WordOrSeconds(click.ParamType[Any]):
+    """One of some words, or a duration."""
+
+    def __init__(self, words: Iterable[str]) -> None:
+        self._words = [*words]
+        self.name = "|".join((*self._words, SECONDS.name))
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value in self._words else SECONDS.convert(value, param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+        del ctx, param
+        return [CompletionItem(word) for word in self._words if word.startswith(incomplete)]
+
+
+def field_options(
+    struct: type[msgspec.Struct],
+    *,
+    changes: bool = False,
+    names: Mapping[str, str] = {},
+    types: Mapping[str, click.ParamType[Any]] = {},
+    without: Iterable[str] = (),
+) -> Callable[[Any], Any]:
+    """Add an option for each field that has help. The command passes what it receives to `given`.
+
+    Args:
+        struct: whose fields they are.
+        changes: the options change what is stored: `none` removes a value, and a flag can be set and cleared.
+        names: the names of options that do not follow from the names of their fields.
+        types: the types of options that do not follow from the types of their fields.
+        without: fields that are no options.
+    """
+    fields = [field for field in described_fields(struct) if field.name not in without]
+    options = {field.name: names.get(field.name) or f"--{_option_name(field)}" for field in fields}
+
+    def add(command: Any) -> Any:
+        for field in reversed(fields):
+            option = options[field.name]
+            if changes and bare(field.type) is bool:
+                option = f"{option}/--no-{option[2:]}"
+            help = _FIELD.sub(lambda found: options.get(found[1], found[0]), description_of(field.type))
+            default = default_of(field)
+            if not changes and default and not isinstance(default, bool | dict) and "default" not in help:
+                help += f"  [default: {default}]"
+            parameter = _parameter(field, types.get(field.name), changes=changes)
+            command = click.option(option, field.name, help=help, **parameter)(command)
+        return command
+
+    return add
+
+
+def given(options: Mapping[str, Any]) -> Any:
+    """The options that were given, by the names of their fields."""
+    return {name: None if each is NoValue.NONE else each for name, each in options.items() if each is not None}
+
+
+def _option_name(field: msgspec.structs.FieldInfo) -> str:
+    name = field.name.removesuffix("s") if get_origin(bare(field.type)) in (list, dict) else field.name
+    return _UNITS.sub("", name).replace("_", "-")
+
+
+def _parameter(field: msgspec.structs.FieldInfo, kind: click.ParamType[Any] | None, *, changes: bool) -> dict[str, Any]:
+    """The attributes of the option of a field."""
+    whole = bare(field.type)
+    if whole is bool:
+        return {"is_flag": True, "default": None}
+    if get_origin(whole) is dict:
+        return {"multiple": True, "metavar": "NAME=TEXT", "callback": _attributes}
+    if get_origin(whole) is list:
+        return {"multiple": True, "callback": lambda _ctx, _option, items: list(items) or None}
+    kind = kind or type_of(field)
+    is_optional = NoneType in get_args(whole)
+    return {"type": OrNone(kind) if changes and is_optional else kind}
+
+
+def type_of(field: msgspec.structs.FieldInfo) -> click.ParamType[Any]:
+    """The type of an option or argument for a field."""
+    whole = bare(field.type)
+    kinds = [each for each in get_args(whole) if each is not NoneType] or [whole]
+    if get_origin(whole) is Literal:
+        return click.Choice(kinds)
+    words = [word for each in kinds if get_origin(each) is Literal for word in get_args(each)]
+    if words:
+        return WordOrSeconds(words)
+    if field.name.endswith("_seconds"):
+        return SECONDS
+    if field.name.endswith("bytes"):
+        return SIZE
+    bounds = bounds_of(field.type)
+    limits = bounds.get("minimum"), bounds.get("maximum")
+    if kinds == [int]:
+        return click.INT if limits == (None, None) else click.IntRange(*limits)
+    if kinds == [float]:
+        return click.FLOAT if limits == (None, None) else click.FloatRange(*limits)
+    return click.STRING
+
+
+def _attributes(_ctx: click.Context, _option: click.Parameter, pairs: Iterable[str]) -> dict[str, str] | None:
+    return dict(map(values.parse_attribute, pairs)) or None
