@@ -19,7 +19,7 @@ from fastness.errors import InvalidArgument, InvalidValue, PathUnusable
 from fastness.handles.sync.messages import Message
 from fastness.handles.sync.plane import Plane
 from fastness.handles.sync.queues import Queue
-from fastness.wire.queues import Delivery, Failure
+from fastness.wire.queues import Delivery
 
 _LEASE_ID: Final = re.compile(r"([0-9a-f]{32})-([0-9]{1,19})-[0-9a-f]{34}")
 _VARIABLES: Final = tuple(
@@ -223,39 +223,7 @@ def extend(*, seconds: float, **delivered: Unpack[Delivered]) -> None:
 
 def delivery_fields(delivery: Delivery) -> dict[str, Any]:
     """The fields of a message, as the command line prints them."""
-    return {
-        "id": delivery.id,
-        **printing.payload(delivery.payload, delivery.content_type),
-        "size": delivery.size,
-        "content_type": delivery.content_type,
-        "blob": delivery.blob,
-        "attributes": delivery.attributes,
-        "correlation_id": delivery.correlation_id,
-        "priority": delivery.priority,
-        "group": delivery.group,
-        "created_at": printing.timestamp(delivery.created_ms),
-        "attempts": delivery.attempts,
-        "failure_attempts": delivery.failure_attempts,
-        "max_attempts": delivery.max_attempts,
-        "last_error": delivery.last_error,
-        "failures": [failure_fields(failure) for failure in delivery.failures],
-        "origin": delivery.origin,
-        "died_at": printing.timestamp(delivery.died_ms),
-    }
-
-
-def failure_fields(failure: Failure) -> dict[str, Any]:
-    """The fields of a failed attempt, as the command line prints them."""
-    return {
-        "attempt": failure.attempt,
-        "owner": failure.owner,
-        "outcome": failure.outcome,
-        "leased_at": printing.timestamp(failure.leased_ms),
-        "failed_at": printing.timestamp(failure.failed_ms),
-        "error_type": failure.error_type,
-        "message": failure.message,
-        "traceback": failure.traceback,
-    }
+    return printing.fields(delivery, without=("lease_id", "fence", "expires_ms", "visibility_ms", "state"))
 
 
 def _output_fields(message: Message, payload_out: str | None) -> dict[str, Any]:

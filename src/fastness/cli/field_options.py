@@ -19,7 +19,7 @@ from fastness.cli.sizes import SIZE
 from fastness.wire.fields import bare, default_of, described_fields, description_of
 from fastness.wire.type_checks import bounds_of
 
-_UNITS: Final = re.compile("_seconds$|_per_second$")
+_UNITS: Final = re.compile("_(seconds|per_second|hash)$")
 _FIELD: Final = re.compile("`([a-z_]+)`")
 
 
@@ -56,22 +56,47 @@ def field_options(
         without: fields that are no options.
     """
     fields = [field for field in described_fields(struct) if field.name not in without]
-    options = {field.name: names.get(field.name) or f"--{_option_name(field)}" for field in fields}
+    options = {field.name: names.get(field.name) or _option_name(field) for field in fields}
 
     def add(command: Any) -> Any:
         for field in reversed(fields):
-            option = options[field.name]
-            if changes and bare(field.type) is bool:
-                option = f"{option}/--no-{option[2:]}"
-            help = _FIELD.sub(lambda found: options.get(found[1], found[0]), description_of(field.type))
-            default = default_of(field)
-            if not changes and default and not isinstance(default, bool | dict) and "default" not in help:
-                help += f"  [default: {default}]"
-            parameter = _parameter(field, types.get(field.name), changes=changes)
-            command = click.option(option, field.name, help=help, **parameter)(command)
+            kind = types.get(field.name)
+            command.__click_params__ = getattr(command, "__click_params__", [])
+            command.__click_params__.append(option_of(field, options, kind, changes=changes))
         return command
 
     return add
+
+
+def option_of(
+    field: msgspec.structs.FieldInfo,
+    names: Mapping[str, str] = {},
+    kind: click.ParamType[Any] | None = None,
+    *,
+    changes: bool = False,
+) -> click.Option:
+    """The option for a field. `names` has the options of the fields that its help may mention."""
+    whole, default = bare(field.type), default_of(field)
+    help = _FIELD.sub(lambda found: names.get(found[1], found[0]), description_of(field.type))
+    if (
+        not changes
+        and default
+        and isinstance(default, str | int | float)
+        and default is not True
+        and "default" not in help
+    ):
+        help += f"  [default: {default}]"
+    name = names.get(field.name) or _option_name(field)
+    given: dict[str, Any] = {"help": help, "required": field.required}
+    if whole is bool:
+        name = f"{name}/--no-{name[2:]}" if changes else name
+        given |= {"is_flag": True, "default": None}
+    elif get_origin(whole) is dict:
+        given |= {"multiple": True, "metavar": "NAME=TEXT", "callback": _attributes}
+    else:
+        kind = kind or type_of(field)
+        given["type"] = OrNone(kind) if changes and NoneType in get_args(whole) else kind
+    return click.Option([name, field.name], **given)
 
 
 def given(options: Mapping[str, Any]) -> Any:
@@ -80,22 +105,8 @@ def given(options: Mapping[str, Any]) -> Any:
 
 
 def _option_name(field: msgspec.structs.FieldInfo) -> str:
-    name = field.name.removesuffix("s") if get_origin(bare(field.type)) in (list, dict) else field.name
-    return _UNITS.sub("", name).replace("_", "-")
-
-
-def _parameter(field: msgspec.structs.FieldInfo, kind: click.ParamType[Any] | None, *, changes: bool) -> dict[str, Any]:
-    """The attributes of the option of a field."""
-    whole = bare(field.type)
-    if whole is bool:
-        return {"is_flag": True, "default": None}
-    if get_origin(whole) is dict:
-        return {"multiple": True, "metavar": "NAME=TEXT", "callback": _attributes}
-    if get_origin(whole) is list:
-        return {"multiple": True, "callback": lambda _ctx, _option, items: list(items) or None}
-    kind = kind or type_of(field)
-    is_optional = NoneType in get_args(whole)
-    return {"type": OrNone(kind) if changes and is_optional else kind}
+    name = field.name.removesuffix("s") if get_origin(bare(field.type)) is dict else field.name
+    return f"--{_UNITS.sub('', name).replace('_', '-')}"
 
 
 def type_of(field: msgspec.structs.FieldInfo) -> click.ParamType[Any]:
@@ -107,11 +118,13 @@ def type_of(field: msgspec.structs.FieldInfo) -> click.ParamType[Any]:
     words = [word for each in kinds if get_origin(each) is Literal for word in get_args(each)]
     if words:
         return WordOrSeconds(words)
-    if field.name.endswith("_seconds"):
+    if field.name.endswith("seconds"):
         return SECONDS
     if field.name.endswith("bytes"):
         return SIZE
     bounds = bounds_of(field.type)
+    if "enum" in bounds:
+        return click.Choice(bounds["enum"])
     limits = bounds.get("minimum"), bounds.get("maximum")
     if kinds == [int]:
         return click.INT if limits == (None, None) else click.IntRange(*limits)

@@ -14,15 +14,14 @@ from fastness.cli.commands import CommandGroup
 from fastness.cli.durations import WAIT
 from fastness.cli.field_options import field_options, given
 from fastness.cli.message_bodies import guess_content_type
+from fastness.cli.operations import operation
 from fastness.encryption import AgentKey
 from fastness.errors import SealBroken
 from fastness.handles.sync.plane import Plane
-from fastness.limits import MAIL_BATCH_MAX, MAIL_BYTES_MAX, READ_ENTRIES_MAX
-from fastness.wire.mail import Envelope, MailboxSize, MailPolicy, MailReceipt
+from fastness.limits import MAIL_BATCH_MAX, MAIL_BYTES_MAX
+from fastness.wire.mail import ConfirmMail, Envelope, ListMailboxes, MailPolicy, ReadReceipts
 
 _MAIL_COLUMNS: Final = ("sequence", "id", "from", "sent_at", "payload")
-_MAILBOX_COLUMNS: Final = ("agent", "pending", "oldest_at", "joined")
-_RECEIPT_COLUMNS: Final = ("sequence", "id", "to", "state", "was_stored", "at")
 _require_option = click.option(
     "--require-sealed", is_flag=True, help="Treat mail that its sender has not sealed as not decrypted. Needs --key."
 )
@@ -157,17 +156,7 @@ def _arriving(
             yield each
 
 
-@mail.command()
-@click.argument("agent", metavar="AGENT")
-@click.argument("ids", metavar="ID…", nargs=-1, required=True)
-def confirm(agent: str, ids: tuple[str, ...]) -> None:
-    """Confirm mails, which removes them from the mailbox.
-
-    Their senders receive receipts.
-    """
-    with connect.open_plane() as plane:
-        count = plane.mailbox(agent).confirm(ids)
-    printing.result(f"Confirmed {count:,} mails of {agent}", {"agent": agent, "count": count})
+operation(mail, "confirm", ConfirmMail, "Confirmed {count:,} mails of {agent}", arguments={"ids": "ID…"})
 
 
 @mail.command()
@@ -178,41 +167,13 @@ def count(agent: str) -> None:
     Also shows whether a reader is connected.
     """
     with connect.open_plane() as plane:
-        found = plane.mailbox(agent).stats()
-    printing.record(
-        {
-            "agent": agent,
-            "pending": found.pending,
-            "pending_max": found.pending_max,
-            "oldest_at": printing.timestamp(found.oldest_ms),
-            "joined": found.joined,
-        }
-    )
+        printing.record({"agent": agent, **printing.fields(plane.mailbox(agent).stats())})
 
 
-@mail.command("list")
-@click.option("--after", default="", help="Start after this name.")
-@click.option(
-    "--limit", type=click.IntRange(1, MAIL_BATCH_MAX), default=MAIL_BATCH_MAX, help="The maximum number of results."
+operation(mail, "list", ListMailboxes, columns=("agent", "pending", "oldest_at", "joined"))
+operation(
+    mail, "receipts", ReadReceipts, columns=("sequence", "id", "to", "state", "was_stored", "at"), limit=("-n", 100)
 )
-def list_(after: str, limit: int) -> None:
-    """List the mailboxes and their pending mail."""
-    with connect.open_plane() as plane:
-        found = plane.mailboxes(after=after, limit=limit)
-    printing.rows([_box_fields(each) for each in found], _MAILBOX_COLUMNS, empty="No mailboxes.")
-
-
-@mail.command()
-@click.argument("agent", metavar="AGENT")
-@click.option("--after", type=int, default=-1, help="Start after this sequence number.")
-@click.option(
-    "-n", "count", type=click.IntRange(1, READ_ENTRIES_MAX), default=100, help="The maximum number of results."
-)
-def receipts(agent: str, after: int, count: int) -> None:
-    """List the receipts of the mail that AGENT has sent."""
-    with connect.open_plane() as plane:
-        found = plane.mailbox(agent).receipts(after=after, limit=count)
-    printing.rows([_receipt_fields(each) for each in found], _RECEIPT_COLUMNS, empty="No receipts.")
 
 
 @mail.command()
@@ -256,26 +217,9 @@ def _confirm(plane: Plane, agent: str, mails: list[Envelope]) -> int:
 
 
 def _fields(each: Envelope, key: AgentKey | None) -> dict[str, Any]:
+    hidden = ("sealed_ms", "seal_error", "sealed_by")
     return {
-        "sequence": each.sequence,
-        "id": each.id,
-        "from": each.sender,
-        "to": each.to,
-        "sent_at": printing.timestamp(each.sent_ms),
-        "expires_at": printing.timestamp(each.expires_ms),
-        "content_type": each.content_type,
-        "correlation_id": each.correlation_id,
-        **printing.payload(each.body, each.content_type),
+        **printing.fields(each, without=hidden, sender="from", body="payload"),
         **({} if each.seal_error is None else {"seal_error": each.seal_error}),
         **({} if key is None else {"sealed_by": each.sealed_by}),
     }
-
-
-def _box_fields(each: MailboxSize) -> dict[str, Any]:
-    oldest = None if each.oldest_ms is None else printing.timestamp(each.oldest_ms)
-    return {"agent": each.agent, "pending": each.pending, "oldest_at": oldest, "joined": each.joined}
-
-
-def _receipt_fields(each: MailReceipt) -> dict[str, Any]:
-    fields = msgspec.structs.asdict(each)
-    return {**fields, "at": printing.timestamp(fields.pop("at_ms"))}

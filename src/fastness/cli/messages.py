@@ -10,19 +10,19 @@ import click
 
 from fastness.cli import completion, connect, printing, values
 from fastness.cli.commands import CommandGroup, wants_json
-from fastness.cli.consume import failure_fields
 from fastness.cli.durations import SECONDS, WAIT
 from fastness.cli.existing import open_queue
+from fastness.cli.operations import operation
 from fastness.errors import MessageNotFound, ResultNotReady, rebuild
 from fastness.handles.sync.plane import Plane
 from fastness.limits import MESSAGES_MAX, READ_ENTRIES_MAX, SEARCH_LIST_MAX
-from fastness.wire.queues import Failure, FoundMessage, MessageInfo, MessageState, Outcome
+from fastness.wire.queues import Failure, FoundMessage, MessageInfo, MessageState, Outcome, UpdateMessage
 
 _FOUND_COLUMNS: Final = ("id", "state", "created_at", "attempts", "owner", "key", "last_error")
 _CANCEL_COLUMNS: Final = ("id", "state", "attempts", "finished_at")
 
 
-message = CommandGroup(completions={"name": completion.queues, "to": completion.queues})
+message = CommandGroup(completions=dict.fromkeys(("name", "queue", "to"), completion.queues))
 
 
 @message.command(examples=["fastness message show jobs 0198f…", "fastness message show jobs 0198f… --json | jq .state"])
@@ -135,7 +135,7 @@ def search(
             if page.next is None or len(found) == count:
                 break
             after = page.next
-    printing.rows([_found_fields(each) for each in found], _FOUND_COLUMNS, empty="No messages match.")
+    printing.rows([printing.fields(each) for each in found], _FOUND_COLUMNS, empty="No messages match.")
     if not wants_json():
         more = "; there may be more, use -n to list more" if page.next is not None else ""
         click.echo(f"Searched {scanned:,} {'record' if scanned == 1 else 'records'}{more}.", err=True)
@@ -189,22 +189,6 @@ def _print_outcomes(name: str, ids: Sequence[str], outcomes: Sequence[Outcome], 
 
 
 @message.command(
-    examples=["fastness message update jobs 0198f… --priority 9", "fastness message update jobs 0198f… --delay 0"]
-)
-@click.argument("name", metavar="QUEUE")
-@click.argument("id")
-@click.option("--priority", type=int, help="The new priority, 0 to 9; 9 is delivered first.")
-@click.option("--delay", type=SECONDS, help="Deliver the message after this time from now; 0 is at once.")
-def update(name: str, id: str, priority: int | None, delay: float | None) -> None:
-    """Change the priority or the delay of a message. It must not be leased."""
-    with connect.open_plane() as plane:
-        found = plane.queue(name).update(id, priority=priority, delay_seconds=delay)
-    due_at = printing.timestamp(found.due_ms)
-    state = f"{found.state} until {due_at}" if due_at else found.state
-    printing.result(f"Changed {found.id}: {state}, priority {found.priority}", {"queue": name, **message_fields(found)})
-
-
-@message.command(
     examples=[
         "fastness message result jobs 0198f… --wait 30",
         'id=$(fastness queue put jobs --keep-result 1) && fastness message result jobs "$id" --wait forever',
@@ -251,63 +235,27 @@ def _print_result(name: str, id: str, value: Any) -> None:
         click.echo(printing.escape_control(printing.compact(value)))
 
 
-def _found_fields(found: FoundMessage) -> dict[str, Any]:
-    return {
-        "id": found.id,
-        "state": found.state,
-        "priority": found.priority,
-        "group": found.group,
-        "key": found.key,
-        "correlation_id": found.correlation_id,
-        "owner": found.owner,
-        "attempts": found.attempts,
-        "failure_attempts": found.failure_attempts,
-        "max_attempts": found.max_attempts,
-        "created_at": printing.timestamp(found.created_ms),
-        "due_at": printing.timestamp(found.due_ms),
-        "expires_at": printing.timestamp(found.expires_ms),
-        "died_at": printing.timestamp(found.died_ms),
-        "finished_at": printing.timestamp(found.finished_ms),
-        "last_error": found.last_error,
-        "size": found.size,
-        "content_type": found.content_type,
-    }
-
-
 def message_fields(found: MessageInfo) -> dict[str, Any]:
     """The fields of what is known about a message, as the command line prints them."""
-    return {
-        "id": found.id,
-        "state": found.state,
-        "priority": found.priority,
-        "group": found.group,
-        "key": found.key,
-        "unique_key": found.unique_key,
-        "correlation_id": found.correlation_id,
-        "attempts": found.attempts,
-        "failure_attempts": found.failure_attempts,
-        "max_attempts": found.max_attempts,
-        "created_at": printing.timestamp(found.created_ms),
-        "due_at": printing.timestamp(found.due_ms),
-        "ttl_at": printing.timestamp(found.ttl_at_ms),
-        "owner": found.owner,
-        "leased_at": printing.timestamp(found.leased_ms),
-        "expires_at": printing.timestamp(found.expires_ms),
-        "lease_id": found.lease_id,
-        "died_at": printing.timestamp(found.died_ms),
-        "finished_at": printing.timestamp(found.finished_ms),
-        "state_etag": found.state_etag,
-        "workflow_state": None if found.state_value is None else printing.jsonable(cbor2.loads(found.state_value)),
-        "keep_result": found.keep_result,
-        "has_result": found.has_result,
-        "last_error": found.last_error,
-        "failures": [failure_fields(failure) for failure in found.failures],
-        "attributes": found.attributes,
-        "content_type": found.content_type,
-        "size": found.size,
-        "blob": found.blob,
-        **printing.payload(found.payload, found.content_type),
-    }
+    state = None if found.state_value is None else printing.jsonable(cbor2.loads(found.state_value))
+    hidden = ("fence", "stateful", "state_value")
+    return {**printing.fields(found, without=hidden), "workflow_state": state}
+
+
+def _updated_text(fields: dict[str, Any]) -> str:
+    until = f" until {fields['due_at']}" if fields["due_at"] else ""
+    return f"Changed {fields['id']}: {fields['state']}{until}, priority {fields['priority']}"
+
+
+operation(
+    message,
+    "update",
+    UpdateMessage,
+    _updated_text,
+    help="Change the priority or the delay of a message. It must not be leased.",
+    show=message_fields,
+    examples=["fastness message update jobs 0198f… --priority 9", "fastness message update jobs 0198f… --delay 0"],
+)
 
 
 def print_failures(id: str, failures: Sequence[Failure]) -> None:

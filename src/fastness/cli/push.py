@@ -172,19 +172,7 @@ def _reporting(pushes: PushWatch) -> Iterator[DataPush]:
 
 
 def _fields(each: DataPush) -> dict[str, Any]:
-    return {
-        "id": each.id,
-        "from": each.sender,
-        "to": each.to,
-        "topic": each.topic,
-        "content_type": each.content_type,
-        "idempotency_key": each.idempotency_key,
-        "session_id": each.session_id,
-        "reply_to": each.reply_to,
-        "received_at": printing.timestamp(each.received_ms),
-        "position": each.position,
-        **printing.payload(each.payload, each.content_type),
-    }
+    return printing.fields(each, sender="from")
 
 
 def _counts(counts: Mapping[str, int]) -> str:

@@ -16,11 +16,27 @@ from fastness.cli.existing import open_queue
 from fastness.cli.field_options import field_options, given
 from fastness.cli.message_bodies import inline_message, read_message
 from fastness.cli.messages import print_failures
+from fastness.cli.operations import operation
 from fastness.handles.sync.plane import Plane
 from fastness.handles.sync.queues import MessageOptions
-from fastness.limits import MESSAGES_MAX, READ_ENTRIES_MAX, SUMMARY_LIST_MAX
+from fastness.limits import MESSAGES_MAX, READ_ENTRIES_MAX
 from fastness.tiers import Tier
-from fastness.wire.queues import Delivery, KeyInfo, LeasedMessage, NewMessage, QueuePolicy, QueueStats, Receipt
+from fastness.wire.queues import (
+    DeleteQueue,
+    Delivery,
+    GetQueueStats,
+    KeyInfo,
+    ListLeasedMessages,
+    NewMessage,
+    PauseKey,
+    PauseQueue,
+    PurgeQueue,
+    QueuePolicy,
+    QueueStats,
+    Receipt,
+    RedriveMessages,
+    SurveyQueues,
+)
 
 _LIST_COLUMNS: Final = ("queue", "ready", "delayed", "leased", "blocked", "dead", "paused", "head_age_seconds")
 _MESSAGE_COLUMNS: Final = ("id", "priority", "group", "attempts", "created_at", "last_failure", "payload")
@@ -32,7 +48,11 @@ _FAILURES: Final = click.option(
 Item = TypeVar("Item")
 
 
-queue = CommandGroup(completions={"name": completion.queues})
+def _key_fields(found: KeyInfo) -> dict[str, Any]:
+    return printing.fields(found, paused_until_ms="paused_until")
+
+
+queue = CommandGroup(completions=dict.fromkeys(("name", "queue"), completion.queues))
 
 
 for command in (consume.get, consume.ack, consume.nack, consume.extend, consume.reject):
@@ -82,30 +102,18 @@ def _put_lines(plane: Plane, name: str, stream: IO[bytes], tier: Tier, options: 
     printing.result(f"Put {count - duplicates:,} messages", {"count": count, "duplicates": duplicates})
 
 
-@queue.command("list")
-@click.option("--after", default="", help="Start after this name.")
-@click.option("--limit", type=click.IntRange(1, READ_ENTRIES_MAX), default=1_000, help="The maximum number of results.")
-def list_(after: str, limit: int) -> None:
-    """List the queues, with their depths and oldest messages."""
-    found: list[QueueStats] = []
-    following: str | None = after
-    with connect.open_plane() as plane:
-        while following is not None and len(found) < limit:
-            page = plane.survey_queues(after=following, limit=min(limit - len(found), SUMMARY_LIST_MAX))
-            found, following = found + page.queues, page.next
-    printing.rows([_stats_fields(each) for each in found], _LIST_COLUMNS, empty="No queues.")
-
-
-@queue.command(examples=["fastness queue stats jobs", "fastness queue stats jobs --json | jq .ready"])
-@click.argument("name", metavar="QUEUE")
-def stats(name: str) -> None:
-    """Show how many messages of a queue are in each state.
-
-    Also shows its oldest ready message, its consumers that wait, and what was counted since it was created.
-    """
-    with open_queue(name) as opened:
-        found = opened.stats()
-    printing.record(_stats_fields(found))
+operation(
+    queue,
+    "list",
+    SurveyQueues,
+    columns=("queue", "ready", "delayed", "leased", "blocked", "dead", "paused", "head_age_seconds"),
+)
+operation(
+    queue,
+    "stats",
+    GetQueueStats,
+    examples=["fastness queue stats jobs", "fastness queue stats jobs --json | jq .ready"],
+)
 
 
 @queue.command()
@@ -134,77 +142,67 @@ def dead(name: str, count: int, failures: bool) -> None:
     _print_messages(found, _DEAD_LETTER_COLUMNS, "No dead letters.", failures=failures)
 
 
-@queue.command(examples=["fastness queue redrive jobs", "fastness queue redrive jobs 0198f… 0198f…"])
-@click.argument("name", metavar="QUEUE")
-@click.argument("ids", metavar="[ID]…", nargs=-1)
-@click.option(
-    "--limit", type=click.IntRange(1), default=1_000, help="The maximum number of dead letters, if no ID is given."
+operation(
+    queue,
+    "redrive",
+    RedriveMessages,
+    "Moved {count:,} dead letters back to {queue}",
+    arguments={"ids": "[ID]…"},
+    examples=["fastness queue redrive jobs", "fastness queue redrive jobs 0198f… 0198f…"],
 )
-def redrive(name: str, ids: tuple[str, ...], limit: int) -> None:
-    """Move dead letters back to the queue they came from."""
-    with open_queue(name) as opened:
-        count = opened.redrive(list(ids) or None, limit=limit)
-    printing.result(f"Moved {count:,} dead letters back to {name}", {"queue": name, "count": count})
-
-
-@queue.command(examples=["fastness queue leased jobs", "fastness queue leased jobs --json | jq -r '.[].lease_id'"])
-@click.argument("name", metavar="QUEUE")
-@click.option(
-    "-n", "count", type=click.IntRange(1, READ_ENTRIES_MAX), default=100, help="The maximum number of results."
+operation(
+    queue,
+    "leased",
+    ListLeasedMessages,
+    columns=("id", "owner", "attempts", "max_attempts", "expires_at", "lease_id"),
+    empty="No leased messages.",
+    limit=("-n", 100),
+    examples=["fastness queue leased jobs", "fastness queue leased jobs --json | jq -r '.[].lease_id'"],
 )
-@click.option("--after", default="", metavar="LEASE_ID", help="Start after the message with this lease id.")
-def leased(name: str, count: int, after: str) -> None:
-    """Show the leased messages, with their owners and expiries."""
-    with open_queue(name) as opened:
-        found = opened.leased(count, after=after)
-    printing.rows([_leased_fields(each) for each in found], _LEASED_COLUMNS, empty="No leased messages.")
-
-
-@queue.command()
-@click.argument("name", metavar="QUEUE")
-@click.option("--force", is_flag=True, help="Delete it although messages are leased; their consumers lose them.")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-def delete(name: str, force: bool, yes: bool) -> None:
-    """Permanently remove a queue with all that it holds.
-
-    Its messages, policy, schedules and counters are removed. Its dead letters are a queue of their own, QUEUE.dlq, and
-    stay. The next put creates the queue again.
-    """
-    values.confirm(f"Permanently remove queue {name} and all of its messages?", yes=yes)
-    with open_queue(name) as opened:
-        count = opened.delete(force=force)
-    printing.result(f"Deleted {name} with {count:,} messages", {"queue": name, "count": count})
-
-
-@queue.command()
-@click.argument("name", metavar="QUEUE")
-@click.option("--leased", is_flag=True, help="Remove leased messages too. Their consumers lose them.")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-def purge(name: str, leased: bool, yes: bool) -> None:
-    """Permanently remove every message that is not leased."""
-    which = "every message of {}, leased or not" if leased else "every message of {} that is not leased"
-    values.confirm(f"Permanently remove {which.format(name)}?", yes=yes)
-    with open_queue(name) as opened:
-        count = opened.purge(leased=leased)
-    printing.result(f"Removed {count:,} messages from {name}", {"queue": name, "count": count})
-
-
-@queue.command()
-@click.argument("name", metavar="QUEUE")
-def pause(name: str) -> None:
-    """Stop deliveries until `queue resume`. Puts are still accepted."""
-    with open_queue(name) as opened:
-        opened.pause()
-    printing.result(f"{name} is paused", {"queue": name, "paused": True})
-
-
-@queue.command()
-@click.argument("name", metavar="QUEUE")
-def resume(name: str) -> None:
-    """Resume deliveries."""
-    with open_queue(name) as opened:
-        opened.resume()
-    printing.result(f"{name} is resumed", {"queue": name, "paused": False})
+operation(
+    queue,
+    "delete",
+    DeleteQueue,
+    "Deleted {queue} with {count:,} messages",
+    confirm="Permanently remove queue {queue} and all of its messages?",
+)
+operation(
+    queue,
+    "purge",
+    PurgeQueue,
+    "Removed {count:,} messages from {queue}",
+    confirm=lambda typed: (
+        f"Permanently remove every message of {typed['queue']}"
+        f"{', leased or not' if typed['leased'] else ' that is not leased'}?"
+    ),
+)
+operation(
+    queue,
+    "pause",
+    PauseQueue,
+    "{queue} is paused",
+    show=lambda policy: {"paused": policy.paused},
+    given={"paused": True},
+)
+operation(
+    queue,
+    "resume",
+    PauseQueue,
+    "{queue} is resumed",
+    show=lambda policy: {"paused": policy.paused},
+    given={"paused": False},
+)
+operation(
+    queue,
+    "pause-key",
+    PauseKey,
+    "{key} of {queue} is paused until {paused_until}",
+    help="Stop deliveries of KEY for a time. Other keys are not affected.",
+    show=_key_fields,
+    arguments={"seconds": "SECONDS"},
+    examples=["fastness queue pause-key jobs example.org 5m"],
+)
+operation(queue, "resume-key", PauseKey, "{key} of {queue} is resumed", show=_key_fields, given={"seconds": 0.0})
 
 
 @queue.command(examples=["fastness queue key jobs example.org"])
@@ -216,30 +214,7 @@ def key(name: str, key: str) -> None:
     Also shows until when KEY is paused.
     """
     with open_queue(name) as opened:
-        found = opened.key(key)
-    printing.record(_key_fields(name, found))
-
-
-@queue.command("pause-key", examples=["fastness queue pause-key jobs example.org 5m"])
-@click.argument("name", metavar="QUEUE")
-@click.argument("key")
-@click.argument("seconds", type=SECONDS)
-def pause_key(name: str, key: str, seconds: float) -> None:
-    """Stop deliveries of KEY for a time. Other keys are not affected."""
-    with open_queue(name) as opened:
-        found = opened.pause_key(key, seconds)
-    until = printing.timestamp(found.paused_until_ms)
-    printing.result(f"{key} of {name} is paused until {until}", _key_fields(name, found))
-
-
-@queue.command("resume-key")
-@click.argument("name", metavar="QUEUE")
-@click.argument("key")
-def resume_key(name: str, key: str) -> None:
-    """Resume deliveries of the messages of KEY."""
-    with open_queue(name) as opened:
-        found = opened.resume_key(key)
-    printing.result(f"{key} of {name} is resumed", _key_fields(name, found))
+        printing.record({"queue": name, **_key_fields(opened.key(key))})
 
 
 @queue.command(
@@ -270,7 +245,7 @@ def policy(name: str, **changes: Any) -> None:
     else:
         with open_queue(name) as opened:
             found = opened.policy()
-    printing.record({"queue": name, **msgspec.structs.asdict(found)})
+    printing.record({"queue": name, **printing.fields(found)})
 
 
 @queue.command(examples=["fastness queue watch jobs --json | while read -r line; do …; done"])
@@ -295,7 +270,7 @@ def watch(name: str, interval: float, count: int | None) -> None:
 def _changes(read_stats: Callable[[], QueueStats], interval: float) -> Iterator[dict[str, Any]]:
     before: dict[str, Any] | None = None
     while True:
-        fields = _stats_fields(read_stats())
+        fields = printing.fields(read_stats())
         counts = {name: value for name, value in fields.items() if name != "head_age_seconds"}
         if counts != before:
             before = counts
@@ -322,39 +297,6 @@ def _last_failure(delivery: Delivery) -> str | None:
     newest = delivery.failures[-1]
     error = ": ".join(part for part in (newest.error_type, newest.message) if part)
     return f"{newest.outcome} by {newest.owner}" + (f": {error}" if error else "")
-
-
-def _key_fields(name: str, found: KeyInfo) -> dict[str, Any]:
-    return {
-        "queue": name,
-        "key": found.key,
-        "ready": found.ready,
-        "blocked": found.blocked,
-        "leased": found.leased,
-        "paused_until": printing.timestamp(found.paused_until_ms),
-    }
-
-
-def _leased_fields(message: LeasedMessage) -> dict[str, Any]:
-    return {
-        "id": message.id,
-        "owner": message.owner,
-        "attempts": message.attempts,
-        "failure_attempts": message.failure_attempts,
-        "max_attempts": message.max_attempts,
-        "expires_at": printing.timestamp(message.expires_ms),
-        "created_at": printing.timestamp(message.created_ms),
-        "lease_id": message.lease_id,
-        "fence": message.fence,
-        "priority": message.priority,
-        "group": message.group,
-        "correlation_id": message.correlation_id,
-    }
-
-
-def _stats_fields(found: QueueStats) -> dict[str, Any]:
-    fields: dict[str, Any] = msgspec.to_builtins(found)
-    return fields
 
 
 def _batches(items: Iterator[Item], size: int) -> Iterator[list[Item]]:

@@ -9,9 +9,10 @@ import msgspec
 from fastness.cli import completion, connect, printing
 from fastness.cli.commands import CommandGroup, wants_json
 from fastness.cli.field_options import field_options, given
+from fastness.cli.operations import operation
 from fastness.cli.sizes import size_text
 from fastness.errors import InvalidArgument
-from fastness.wire.quotas import Quota, Usage
+from fastness.wire.quotas import Quota, SetQuota, Usage
 
 quota = CommandGroup(completions={"universe": completion.universes})
 
@@ -36,7 +37,7 @@ def set_(universe: str, **limits: Any) -> None:
         raise InvalidArgument("Give at least one limit: --messages, --bytes, --connections or --rate")
     with connect.open_plane(create=True) as plane:
         new = plane.quotas.set(universe, msgspec.structs.replace(plane.quotas.get(universe), **changes))
-    printing.result(f"Universe {universe}: {_quota_text(new)}", {"universe": universe, **_quota_fields(new)})
+    printing.result(f"Universe {universe}: {_quota_text(new)}", {"universe": universe, **printing.fields(new)})
 
 
 @quota.command(examples=["fastness quota show shop", "fastness quota show shop --json"])
@@ -51,18 +52,19 @@ def show(universe: str | None) -> None:
     with connect.open_plane() as plane:
         found = plane.quotas.usage(universe)
     if wants_json():
-        printing.record({"universe": universe, **msgspec.to_builtins(found), "quota": _quota_fields(found.quota)})
+        printing.record({"universe": universe, **msgspec.to_builtins(found), "quota": printing.fields(found.quota)})
         return
     click.echo("\n".join(usage_lines(universe, found, time.time() * 1_000)))
 
 
-@quota.command(examples=["fastness quota clear shop"])
-@click.argument("universe")
-def clear(universe: str) -> None:
-    """Remove all limits of a universe."""
-    with connect.open_plane() as plane:
-        plane.quotas.clear(universe)
-    printing.result(f"Universe {universe} has no quota", {"universe": universe, **_quota_fields(Quota())})
+operation(
+    quota,
+    "clear",
+    SetQuota,
+    "Universe {universe} has no quota",
+    help="Remove all limits of a universe.",
+    examples=["fastness quota clear shop"],
+)
 
 
 def usage_lines(universe: str, found: Usage, now_ms: float) -> list[str]:
@@ -104,7 +106,3 @@ def _quota_text(quota: Quota) -> str:
         None if quota.rate_per_second is None else f"{quota.rate_per_second:g} calls per second",
     ]
     return ", ".join(text for text in texts if text is not None) or "no quota"
-
-
-def _quota_fields(quota: Quota) -> dict[str, Any]:
-    return {name: getattr(quota, name) for name in quota.__struct_fields__}

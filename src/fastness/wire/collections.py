@@ -187,7 +187,12 @@ class ListPartitions(Request[PartitionPage], frozen=True, tag="collections.parti
     )
 
     collection: Name
-    prefix: Annotated[str, Meta(max_length=limits.COLLECTION_PARTITION_BYTES_MAX)] = ""
+    prefix: Annotated[
+        str,
+        Meta(
+            max_length=limits.COLLECTION_PARTITION_BYTES_MAX, description="Only partitions that start with this text."
+        ),
+    ] = ""
     after: Annotated[str, Meta(max_length=limits.COLLECTION_PARTITION_BYTES_MAX)] = ""
     limit: Annotated[int, Meta(ge=1, le=limits.COLLECTION_ROWS_MAX)] = 100
     universe: Name = UNIVERSE

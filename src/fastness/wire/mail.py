@@ -234,7 +234,7 @@ class ConfirmMail(Request[Confirmed], frozen=True, tag="mail.confirm"):
             Route(
                 "POST",
                 "/v1/mailboxes/{agent}/confirm",
-                "Confirm the delivery of mails: remove them and send delivery receipts.",
+                "Confirm mails: remove them, and send receipts.",
             ),
         ),
     )

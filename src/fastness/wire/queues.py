@@ -890,8 +890,10 @@ class UpdateMessage(Request[MessageInfo], frozen=True, tag="queues.update"):
 
     queue: Name
     id: str
-    priority: Priority | None = None
-    delay_seconds: DelaySeconds | None = None
+    priority: Annotated[Priority | None, Meta(description="The new priority, 0 to 9; 9 is delivered first.")] = None
+    delay_seconds: Annotated[
+        DelaySeconds | None, Meta(description="Deliver the message after this time from now; 0 is at once.")
+    ] = None
     universe: Name = UNIVERSE
 
 
@@ -1047,7 +1049,7 @@ class PurgeQueue(Request[Moved], frozen=True, tag="queues.purge"):
 
     queue: Name
     universe: Name = UNIVERSE
-    leased: bool = False
+    leased: Annotated[bool, Meta(description="Remove leased messages too. Their consumers lose them.")] = False
 
 
 class DeleteQueue(Request[Moved], frozen=True, tag="queues.delete"):
@@ -1061,7 +1063,9 @@ class DeleteQueue(Request[Moved], frozen=True, tag="queues.delete"):
     )
 
     queue: Name
-    force: bool = False
+    force: Annotated[bool, Meta(description="Delete it although messages are leased; their consumers lose them.")] = (
+        False
+    )
     universe: Name = UNIVERSE
 
 
@@ -1077,7 +1081,7 @@ class RedriveMessages(Request[Moved], frozen=True, tag="queues.redrive"):
 
     queue: Name
     ids: list[str] | None = None
-    limit: Annotated[int, Meta(ge=1)] = 1_000
+    limit: Annotated[int, Meta(ge=1, description="The maximum number of dead letters, if no id is given.")] = 1_000
     universe: Name = UNIVERSE
 
 
