@@ -258,9 +258,9 @@ def _add_query(
     for name, text in context.request.query_params.items():
         if name not in fields:
             continue
+        is_list = get_origin(bare(fields[name].type)) is list
+        value = text.split(",") if is_list and text else [] if is_list else text
         try:
-            is_list = get_origin(bare(fields[name].type)) is list
-            value = text.split(",") if is_list and text else [] if is_list else text
             given.setdefault(name, msgspec.convert(value, fields[name].type, strict=False))
         except msgspec.ValidationError:
             error = refused_field(request, name, text, plain=True)

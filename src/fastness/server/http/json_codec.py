@@ -20,18 +20,19 @@ from msgspec import UNSET
 
 from fastness.errors import FastnessError, InvalidValue
 from fastness.server.http.message_schemas import (
+    FoundMessageView,
+    LeasedMessageView,
     MessageBody,
     MessageLeaseBody,
     ResultBody,
-    found_message_view,
     lease_of,
-    leased_message_view,
     message_body,
     message_info_view,
     message_result_view,
     message_view,
     new_message,
     new_result,
+    view,
 )
 from fastness.server.http.values import from_cbor
 from fastness.server.problems import HttpError
@@ -174,9 +175,9 @@ def to_json(value: Any) -> Any:
     if isinstance(value, Delivery):
         return message_view(value)
     if isinstance(value, FoundMessage):
-        return found_message_view(value)
+        return view(FoundMessageView, value)
     if isinstance(value, LeasedMessage):
-        return leased_message_view(value)
+        return view(LeasedMessageView, value)
     if isinstance(value, MessageInfo):
         return message_info_view(value)
     if isinstance(value, MessageResult):
