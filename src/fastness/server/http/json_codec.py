@@ -20,19 +20,14 @@ from msgspec import UNSET
 
 from fastness.errors import FastnessError, InvalidValue
 from fastness.server.http.message_schemas import (
-    FoundMessageView,
-    LeasedMessageView,
+    VIEWS,
     MessageBody,
     MessageLeaseBody,
     ResultBody,
     lease_of,
     message_body,
-    message_info_view,
-    message_result_view,
-    message_view,
     new_message,
     new_result,
-    view,
 )
 from fastness.server.http.values import from_cbor
 from fastness.server.problems import HttpError
@@ -42,12 +37,7 @@ from fastness.wire.entities import BestEffortValue, Change, EntityRecord, Entity
 from fastness.wire.fields import bare
 from fastness.wire.hosting import CommitTurn
 from fastness.wire.queues import (
-    Delivery,
-    FoundMessage,
-    LeasedMessage,
-    MessageInfo,
     MessageLease,
-    MessageResult,
     NewMessage,
     NewResult,
     SidecarState,
@@ -172,16 +162,8 @@ def invalid_body(reason: str, refusal: FastnessError | None = None) -> HttpError
 
 def to_json(value: Any) -> Any:
     """An answer as JSON types, with encoded values decoded."""
-    if isinstance(value, Delivery):
-        return message_view(value)
-    if isinstance(value, FoundMessage):
-        return view(FoundMessageView, value)
-    if isinstance(value, LeasedMessage):
-        return view(LeasedMessageView, value)
-    if isinstance(value, MessageInfo):
-        return message_info_view(value)
-    if isinstance(value, MessageResult):
-        return message_result_view(value)
+    if (found := VIEWS.get(value.__class__)) is not None:
+        return found[1](value)
     if isinstance(value, NewMessage):
         return message_body(value)
     if isinstance(value, msgspec.Struct):

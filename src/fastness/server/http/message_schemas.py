@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from operator import attrgetter
 from typing import Any, Final, TypeVar, cast
 
@@ -341,6 +342,17 @@ def message_result_view(result: MessageResult) -> MessageResultView:
         result_bytes=result.size,
         **fields,
     )
+
+
+VIEWS: Final[
+    dict[type, tuple[type, Callable[[Any], msgspec.Struct]]]
+] = {  # Of answers that have another schema in HTTP.
+    Delivery: (MessageView, message_view),
+    FoundMessage: (FoundMessageView, partial(view, FoundMessageView)),
+    LeasedMessage: (LeasedMessageView, partial(view, LeasedMessageView)),
+    MessageInfo: (MessageInfoView, message_info_view),
+    MessageResult: (MessageResultView, message_result_view),
+}
 
 
 def lease_of(body: MessageLeaseBody) -> MessageLease:
