@@ -16,6 +16,7 @@ from click.shell_completion import CompletionItem
 from fastness.cli import values
 from fastness.cli.durations import SECONDS, NoValue, OrNone
 from fastness.cli.sizes import SIZE
+from fastness.limits import READ_ENTRIES_MAX
 from fastness.wire.fields import bare, default_of, described_fields, description_of
 from fastness.wire.type_checks import bounds_of
 
@@ -97,6 +98,12 @@ def option_of(
         kind = kind or type_of(field)
         given["type"] = OrNone(kind) if changes and NoneType in get_args(whole) else kind
     return click.Option([name, field.name], **given)
+
+
+def limit_option(name: str, default: int, most: int = READ_ENTRIES_MAX, field: str = "limit") -> Callable[[Any], Any]:
+    """Add the option for the length of a list."""
+    help = f"The maximum number of results.  [default: {default}]"
+    return click.option(name, field, type=click.IntRange(1, most), default=default, help=help)
 
 
 def given(options: Mapping[str, Any]) -> Any:

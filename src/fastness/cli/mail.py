@@ -12,7 +12,7 @@ import msgspec
 from fastness.cli import completion, connect, printing, values
 from fastness.cli.commands import CommandGroup
 from fastness.cli.durations import WAIT
-from fastness.cli.field_options import field_options, given
+from fastness.cli.field_options import field_options, given, limit_option
 from fastness.cli.message_bodies import guess_content_type
 from fastness.cli.operations import operation
 from fastness.encryption import AgentKey
@@ -78,7 +78,7 @@ def send(
 
 @mail.command(examples=["fastness mail read bob --confirm --json"])
 @click.argument("agent", metavar="AGENT")
-@click.option("-n", "count", type=click.IntRange(1, MAIL_BATCH_MAX), default=50, help="The maximum number of results.")
+@limit_option("-n", 50, MAIL_BATCH_MAX, field="count")
 @click.option("--after", type=int, default=-1, help="Start after this sequence number.")
 @click.option("--wait", type=WAIT, default=0.0, help="How long to wait for mail, or `forever`.  [default: 0]")
 @click.option("--peek", is_flag=True, help="Do not send `delivered` receipts.")

@@ -1,7 +1,6 @@
 """`fastness message`: search for messages; show, cancel, change, move and delete them; and read their results."""
 
 import base64
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, get_args
 
@@ -12,10 +11,11 @@ from fastness.cli import completion, connect, printing, values
 from fastness.cli.commands import CommandGroup, wants_json
 from fastness.cli.durations import SECONDS, WAIT
 from fastness.cli.existing import open_queue
+from fastness.cli.field_options import limit_option
 from fastness.cli.operations import operation
-from fastness.errors import MessageNotFound, ResultNotReady, rebuild
-from fastness.handles.sync.plane import Plane
-from fastness.limits import MESSAGES_MAX, READ_ENTRIES_MAX, SEARCH_LIST_MAX
+from fastness.cli.results import print_value, wait_for_result
+from fastness.errors import MessageNotFound, rebuild
+from fastness.limits import MESSAGES_MAX, SEARCH_LIST_MAX
 from fastness.wire.queues import Failure, FoundMessage, MessageInfo, MessageState, Outcome, UpdateMessage
 
 _FOUND_COLUMNS: Final = ("id", "state", "created_at", "attempts", "owner", "key", "last_error")
@@ -89,13 +89,7 @@ def cancel(name: str, ids: tuple[str, ...]) -> None:
 @click.option("--error", help="Find messages whose last error has this text, in upper or lower case.")
 @click.option("--older-than", type=SECONDS, help="Find messages that were put at least this long ago.")
 @click.option("--newer-than", type=SECONDS, help="Find messages that were put less than this time ago.")
-@click.option(
-    "-n",
-    "count",
-    type=click.IntRange(1, READ_ENTRIES_MAX),
-    default=100,
-    help="The maximum number of results.  [default: 100]",
-)
+@limit_option("-n", 100, field="count")
 def search(
     *,
     name: str,
@@ -205,34 +199,13 @@ def result(name: str, id: str, wait: float) -> None:
     Exit code 7 means that the message is not done yet, 5 that it is a dead letter, 6 that it was cancelled, and 4 that
     no result was kept.
     """
-    pending: ResultNotReady | None = None
-
-    def read(plane: Plane, seconds: float) -> tuple[Any] | None:
-        nonlocal pending
-        try:
-            return (plane.queue(name).result(id, wait_seconds=seconds),)
-        except ResultNotReady as error:
-            pending = error
-            return None
-
-    with connect.PlaneCaller(connect.current_target()) as caller:
-        found = caller.poll(read, wait)
-    if found is None:
-        assert pending is not None
-        raise pending
-    _print_result(name, id, found[0])
-
-
-def _print_result(name: str, id: str, value: Any) -> None:
-    is_bytes = isinstance(value, bytes)
+    value = wait_for_result(lambda plane, seconds: plane.queue(name).result(id, wait_seconds=seconds), wait)
     if wants_json():
+        is_bytes = isinstance(value, bytes)
         shown = {"result_base64": base64.b64encode(value).decode()} if is_bytes else {"result": value}
         printing.record({"queue": name, "id": id, **shown})
-    elif is_bytes:
-        sys.stdout.buffer.write(value)
-        sys.stdout.buffer.flush()
     else:
-        click.echo(printing.escape_control(printing.compact(value)))
+        print_value(value)
 
 
 def message_fields(found: MessageInfo) -> dict[str, Any]:

@@ -13,13 +13,13 @@ from fastness.cli.commands import CommandGroup, wants_json
 from fastness.cli.consume import delivery_fields
 from fastness.cli.durations import SECONDS
 from fastness.cli.existing import open_queue
-from fastness.cli.field_options import field_options, given
+from fastness.cli.field_options import field_options, given, limit_option
 from fastness.cli.message_bodies import inline_message, read_message
 from fastness.cli.messages import print_failures
 from fastness.cli.operations import operation
 from fastness.handles.sync.plane import Plane
 from fastness.handles.sync.queues import MessageOptions
-from fastness.limits import MESSAGES_MAX, READ_ENTRIES_MAX
+from fastness.limits import MESSAGES_MAX
 from fastness.tiers import Tier
 from fastness.wire.queues import (
     DeleteQueue,
@@ -118,9 +118,7 @@ operation(
 
 @queue.command()
 @click.argument("name", metavar="QUEUE")
-@click.option(
-    "-n", "count", type=click.IntRange(1, READ_ENTRIES_MAX), default=10, help="The maximum number of results."
-)
+@limit_option("-n", 10, field="count")
 @_FAILURES
 def peek(name: str, count: int, failures: bool) -> None:
     """Show the next ready messages without consuming them."""
@@ -131,9 +129,7 @@ def peek(name: str, count: int, failures: bool) -> None:
 
 @queue.command()
 @click.argument("name", metavar="QUEUE")
-@click.option(
-    "-n", "count", type=click.IntRange(1, READ_ENTRIES_MAX), default=100, help="The maximum number of results."
-)
+@limit_option("-n", 100, field="count")
 @_FAILURES
 def dead(name: str, count: int, failures: bool) -> None:
     """Show the dead letters of a queue, with their failures."""

@@ -1,6 +1,5 @@
 """`fastness workflow`: runs of workflows."""
 
-import sys
 from typing import Any, Final
 
 import click
@@ -10,8 +9,8 @@ from fastness.cli import completion, connect, printing, values
 from fastness.cli.commands import CommandGroup, wants_json
 from fastness.cli.durations import WAIT
 from fastness.cli.operations import operation
-from fastness.errors import InvalidArgument, InvalidValue, ResultNotReady
-from fastness.handles.sync.plane import Plane
+from fastness.cli.results import print_value, wait_for_result
+from fastness.errors import InvalidArgument, InvalidValue
 from fastness.wire.hosting import HostingInfo, summary_of
 from fastness.wire.run_timeline import TimelineEvent
 from fastness.wire.run_values import decode_value
@@ -81,28 +80,11 @@ def result(id: str, wait: float) -> None:
 
     Exit code 7 means that the run has not ended yet, and 5 that it failed or was cancelled.
     """
-    pending: ResultNotReady | None = None
-
-    def read(plane: Plane, seconds: float) -> tuple[Any] | None:
-        nonlocal pending
-        try:
-            return (plane.workflows.result(id, wait_seconds=seconds),)
-        except ResultNotReady as error:
-            pending = error
-            return None
-
-    with connect.PlaneCaller(connect.current_target()) as caller:
-        found = caller.poll(read, wait)
-    if found is None:
-        assert pending is not None
-        raise pending
+    value = wait_for_result(lambda plane, seconds: plane.workflows.result(id, wait_seconds=seconds), wait)
     if wants_json():
-        printing.record({"id": id, "result": printing.jsonable(found[0])})
-    elif isinstance(found[0], bytes):
-        sys.stdout.buffer.write(found[0])
-        sys.stdout.buffer.flush()
+        printing.record({"id": id, "result": printing.jsonable(value)})
     else:
-        click.echo(printing.escape_control(printing.compact(found[0])))
+        print_value(value)
 
 
 operation(

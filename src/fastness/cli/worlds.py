@@ -10,6 +10,7 @@ import msgspec
 from fastness.cli import completion, connect, printing, values
 from fastness.cli.commands import CommandGroup
 from fastness.cli.durations import SECONDS
+from fastness.cli.field_options import limit_option
 from fastness.cli.operations import operation
 from fastness.errors import InvalidArgument, InvalidValue
 from fastness.handles.sync.plane import Plane
@@ -157,9 +158,7 @@ def put(
 @inbox.command()
 @click.argument("name")
 @click.option("--after", type=int, help="Start after this item.  [default: the last drained item]")
-@click.option(
-    "-n", "count", type=click.IntRange(1, READ_ENTRIES_MAX), default=100, help="The maximum number of results."
-)
+@limit_option("-n", 100, field="count")
 def read(name: str, after: int | None, count: int) -> None:
     """List the items of the inbox that are not drained yet."""
     with connect.open_plane() as plane:
