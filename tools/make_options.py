@@ -14,15 +14,14 @@ import sys
 import textwrap
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
+from typing import Any, Final, Literal, Union, get_args, get_origin
 
 import msgspec
 
-from fastness.wire.fields import bare
+from fastness.wire.fields import bare, default_of, described_fields, description_of
 from fastness.wire.queues import NewMessage
 
 TARGET: Final = Path(__file__).parent.parent / "src" / "fastness" / "handles" / "queues.py"
-NOT_OPTIONS: Final = ("payload", "blob", "blob_size")
 # What a user gives instead of the field's own type.
 SHORTCUTS: Final = {
     "content_type": ("str | None = None", "content_type or kind"),
@@ -58,10 +57,6 @@ def _block(found: re.Match[str]) -> str:
     return "\n".join(f"{indent}{line}" for line in marked)
 
 
-def _options() -> list[msgspec.structs.FieldInfo]:
-    return [field for field in msgspec.structs.fields(NewMessage) if field.name not in NOT_OPTIONS]
-
-
 def _type(field: msgspec.structs.FieldInfo) -> str:
     return _named(bare(field.type))
 
@@ -76,36 +71,27 @@ def _named(kind: Any) -> str:
     return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind).replace("typing.", "")
 
 
-def _default(field: msgspec.structs.FieldInfo) -> Any:
-    return field.default_factory() if field.default is msgspec.NODEFAULT else field.default
-
-
 def _typed() -> list[str]:
-    return [f"{field.name}: {_type(field)}" for field in _options()]
+    return [f"{field.name}: {_type(field)}" for field in described_fields(NewMessage)]
 
 
 def _signature() -> list[str]:
     return [
-        f"{field.name}: {SHORTCUTS.get(field.name, (f'{_type(field)} = {_default(field)!r}',))[0]},"
-        for field in _options()
+        f"{field.name}: {SHORTCUTS.get(field.name, (f'{_type(field)} = {default_of(field)!r}',))[0]},"
+        for field in described_fields(NewMessage)
     ]
 
 
 def _values() -> list[str]:
-    return [f"{SHORTCUTS.get(field.name, ('', field.name))[1]}," for field in _options()]
+    return [f"{SHORTCUTS.get(field.name, ('', field.name))[1]}," for field in described_fields(NewMessage)]
 
 
 def _arguments() -> list[str]:
     lines = []
-    for field in _options():
-        text = f"{field.name}: {_help(field.type)}"
+    for field in described_fields(NewMessage):
+        text = f"{field.name}: {description_of(field.type)}"
         lines += textwrap.wrap(text, 108, subsequent_indent="    ")
     return lines
-
-
-def _help(kind: Any) -> str:
-    metas = [each for each in get_args(kind) if isinstance(each, msgspec.Meta)] if get_origin(kind) is Annotated else []
-    return next(each.description for each in metas if each.description)
 
 
 if __name__ == "__main__":

@@ -236,10 +236,17 @@ def _schema(name: str, schema: Mapping[str, Any]) -> list[str]:
 def _fields(schema: Mapping[str, Any]) -> list[str]:
     required = set(schema.get("required", ()))
     rows = [
-        (f"`{field}`{' (required)' if field in required else ''}", _type(kind), _default(kind))
+        (
+            f"`{field}`{' (required)' if field in required else ''}",
+            _type(kind),
+            _default(kind),
+            kind.get("description", ""),
+        )
         for field, kind in schema["properties"].items()
     ]
-    return _table(("field", "type", "default"), rows)
+    if not any(meaning for *_, meaning in rows):
+        return _table(("field", "type", "default"), [row[:3] for row in rows])
+    return _table(("field", "type", "default", "meaning"), rows)
 
 
 def _default(kind: Mapping[str, Any]) -> str:
@@ -264,13 +271,17 @@ def _type(schema: Mapping[str, Any]) -> str:
         return "list of " + (", ".join(_type(each) for each in parts if isinstance(each, dict)) or "anything")
     if kind == "object":
         return str(schema.get("title", "object"))
-    bounds = [words.format(f"{schema[name]:,}") for (_, name), words in _RANGES if name in schema]
+    bounds = [words.format(_bound(schema[name])) for (_, name), words in _RANGES if name in schema]
     if kind == "string" and "maxLength" in schema:
         bounds.append(f"at most {schema['maxLength']} characters")
     if schema.get("format") == "binary" or schema.get("contentEncoding") == "base64":
         return "bytes" if schema.get("format") == "binary" else "base64"
     name = {"string": "text", None: "anything"}.get(kind, str(kind))
     return f"{name} ({', '.join(bounds)})" if bounds else name
+
+
+def _bound(bound: float) -> str:
+    return f"{bound:,.0f}" if bound == int(bound) else str(bound)
 
 
 def settings() -> str:

@@ -21,6 +21,7 @@ import fastness
 from check_links import slug_of
 from fastness import testing
 from fastness.errors import CLASSES, FastnessError
+from fastness.wire.fields import bare, description_of
 from fastness.wire.requests import Request
 
 # The pages, and the modules whose exports they have. A module that is not listed belongs to its longest listed prefix.
@@ -302,7 +303,8 @@ def _fields(found: type) -> list[tuple[str, str, str, str]]:
         default = "" if field.default is msgspec.NODEFAULT else f"`{_shown_default(field.default)}`"
         if field.default_factory is not msgspec.NODEFAULT:
             default = f"`{_shown_default(field.default_factory)}()`"
-        rows.append((f"`{field.name}`", f"`{_annotation(field.type)}`", default, comments.get(field.name, "")))
+        meaning = description_of(field.type) or comments.get(field.name, "")
+        rows.append((f"`{field.name}`", f"`{_annotation(bare(field.type))}`", default, meaning))
     return rows
 
 

@@ -8,11 +8,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
+import msgspec
 import pytest
 from click.testing import Result
 
 from fastness.cli import exit_codes
 from fastness.cli.main import root
+from fastness.wire.fields import described_fields
+from fastness.wire.mail import MailPolicy
+from fastness.wire.queues import NewMessage, QueuePolicy
+from fastness.wire.quotas import Quota
+from fastness.wire.type_checks import bounds_of
 from tests.support.failures import Failures
 
 Cli = Callable[..., Result]
@@ -143,3 +149,31 @@ def test_aliases_work_and_are_in_the_help(cli: Cli) -> None:
     assert "\nAliases:\n  enqueue, send\n" in cli("queue", "put", "--help").stdout
     commands = cli("queue", "--help").stdout.partition("\nAliases:\n")[0]
     assert "enqueue" not in commands
+
+
+@pytest.mark.parametrize(
+    ("words", "struct", "others"),
+    [
+        (("queue", "put"), NewMessage, {"file", "lines", "tier"}),
+        (("queue", "schedule", "add"), NewMessage, {"file", "timezone"}),
+        (("queue", "policy"), QueuePolicy, {"paused"}),
+        (("quota", "set"), Quota, set()),
+        (("mail", "policy"), MailPolicy, set()),
+    ],
+    ids=str,
+)
+def test_each_field_with_help_is_an_option_with_its_bounds(
+    words: tuple[str, ...], struct: type[msgspec.Struct], others: set[str]
+) -> None:
+    command: Any = root
+    for word in words:
+        command = command.get_command(click.Context(command), word)
+    options = {each.name: each for each in command.params if isinstance(each, click.Option) and each.expose_value}
+    fields = {field.name: field for field in described_fields(struct)}
+    assert options.keys() - others == fields.keys() - others
+    for name in options.keys() & fields.keys():
+        assert options[name].help
+        kind: Any = options[name].type
+        if isinstance(kind, click.IntRange):
+            bounds = bounds_of(fields[name].type)
+            assert (kind.min, kind.max) == (bounds.get("minimum"), bounds.get("maximum"))

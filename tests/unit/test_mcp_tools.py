@@ -17,6 +17,7 @@ from mcp import Client
 from mcp.shared.exceptions import MCPError
 
 import fastness
+from fastness.handles.queues import MessageOptions
 from fastness.limits import MCP_CONTENT_BYTES_MAX, MCP_MAILS_MAX
 from fastness.mcp import Caller, durable_tasks, make_server
 from fastness.mcp.contents import BYTES, JSON, content_of, shares
@@ -204,6 +205,17 @@ async def test_contacts_are_the_registered_agents_and_those_with_a_mailbox(fleet
 
 
 # Queues.
+
+
+async def test_queue_put_takes_every_option_of_a_message(fleet: Fleet) -> None:
+    put = {"queue": "jobs", "body": "text", "key": "ada", "max_attempts": 2, "attributes": {"city": "Delft"}}
+    first = await fleet.ada("queue_put", **put, unique_key="once", ttl_seconds=60)
+    again = await fleet.ada("queue_put", **put, unique_key="once", ttl_seconds=60)
+    assert (again["id"], again["duplicate"]) == (first["id"], True)
+    [message] = (await fleet.bob("queue_receive", queue="jobs"))["messages"]
+    assert (message["id"], message["max_attempts"], message["body"]["value"]) == (first["id"], 2, "text")
+    options = BY_NAME["queue_put"].listed.input_schema["properties"].keys() - {"queue", "body", "is_base64"}
+    assert options == MessageOptions.__annotations__.keys()
 
 
 async def test_work_goes_from_put_to_result(fleet: Fleet) -> None:

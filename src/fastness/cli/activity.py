@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from typing import Any, Final
+from typing import Final
 
 import click
 import msgspec
@@ -10,9 +10,10 @@ import msgspec
 from fastness.cli import connect, printing, values
 from fastness.cli.commands import CommandGroup
 from fastness.cli.durations import SECONDS
+from fastness.cli.operations import operation
 from fastness.errors import InvalidValue
 from fastness.handles.sync.plane import Plane
-from fastness.wire.activity import LoggedRecord
+from fastness.wire.activity import ListLogs, LoggedRecord
 
 _PAGE: Final = 1_000
 
@@ -70,13 +71,7 @@ def tail(session: str | None, kind: str | None, count: int, follow: bool, interv
             time.sleep(interval)
 
 
-@activity.command()
-def files() -> None:
-    """List the log files."""
-    with connect.open_plane() as plane:
-        found = plane.activity.files()
-    rows: list[dict[str, Any]] = [msgspec.to_builtins(each) for each in found]
-    printing.rows(rows, ("name", "rotated", "size", "path"), empty="No logs.")
+operation(activity, "files", ListLogs, columns=("name", "rotated", "size", "path"), empty="No logs.")
 
 
 def _print(logged: LoggedRecord) -> None:

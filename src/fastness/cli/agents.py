@@ -1,18 +1,21 @@
 """`fastness agent`: registered agents, with their public keys and the worlds that receive their mail."""
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 
 from fastness.cli import completion, connect, printing
 from fastness.cli.commands import CommandGroup
+from fastness.cli.operations import operation
 from fastness.encryption import AgentKey
-from fastness.errors import InvalidArgument, NotFound
-from fastness.limits import READ_ENTRIES_MAX
-from fastness.wire.agents import Agent
+from fastness.errors import InvalidArgument
+from fastness.wire.agents import Agent, GetAgent, ListAgents
 
-_COLUMNS: Final = ("name", "public_key", "world", "registered_at")
+
+def _fields(found: Agent) -> dict[str, Any]:
+    key = None if found.public_key is None else found.public_key.hex()
+    return {**printing.fields(found), "public_key": key}
 
 
 agent = CommandGroup(completions={"name": completion.agents, "world": completion.worlds})
@@ -37,25 +40,14 @@ def register(name: str, key_file: str | None, public_key: str | None, world: str
     printing.record(_fields(found))
 
 
-@agent.command()
-@click.argument("name", metavar="AGENT")
-def show(name: str) -> None:
-    """Show one agent."""
-    with connect.open_plane() as plane:
-        found = plane.agents.get(name)
-    if found is None:
-        raise NotFound(f"Agent {name} is not registered; register it with: fastness agent register {name}")
-    printing.record(_fields(found))
-
-
-@agent.command("list")
-@click.option("--after", default="", help="Start after this name.")
-@click.option("--limit", type=click.IntRange(1, READ_ENTRIES_MAX), default=1_000, help="The maximum number of results.")
-def list_(after: str, limit: int) -> None:
-    """List the registered agents."""
-    with connect.open_plane() as plane:
-        found = plane.agents.known(after=after, limit=limit)
-    printing.rows([_fields(each) for each in found], _COLUMNS, empty="No agents.")
+operation(
+    agent,
+    "show",
+    GetAgent,
+    show=lambda found: _fields(found.agent),
+    missing="Agent {name} is not registered; register it with: fastness agent register {name}",
+)
+operation(agent, "list", ListAgents, columns=("name", "public_key", "world", "registered_at"), show=_fields)
 
 
 def _public_key(key_file: str | None, public_key: str | None) -> bytes | None:
@@ -75,7 +67,3 @@ def _public_key(key_file: str | None, public_key: str | None) -> bytes | None:
     key.save(path)
     click.echo(f"Created the secret key {path}; keep it where only the agent can read it.", err=True)
     return key.public_key
-
-
-def _fields(found: Agent) -> dict[str, Any]:
-    return printing.fields(found, public_key=None if found.public_key is None else found.public_key.hex())

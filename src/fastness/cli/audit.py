@@ -10,8 +10,9 @@ import click
 from fastness.cli import connect, printing
 from fastness.cli.commands import LeafCommand
 from fastness.cli.durations import SECONDS
+from fastness.cli.field_options import limit_option
 from fastness.errors import NotAllowed
-from fastness.limits import AUDIT_LISTED_MAX, READ_ENTRIES_MAX
+from fastness.limits import AUDIT_LISTED_MAX
 from fastness.wire.audit import AuditEntry, AuditPage
 
 _COLUMNS: Final = ("at", "actor", "from", "action", "target", "outcome", "count", "detail")
@@ -29,12 +30,7 @@ _COLUMNS: Final = ("at", "actor", "from", "action", "target", "outcome", "count"
 @click.option("--since", type=SECONDS, help="Show entries of the last seconds, as in 1d.  [default: all]")
 @click.option("--actor", default="", help="Show entries of this token (name or id) or user@host.")
 @click.option("--action", default="", help="Show entries with this verb, such as queue:purge or queue:*.")
-@click.option(
-    "--limit",
-    type=click.IntRange(1, READ_ENTRIES_MAX),
-    default=100,
-    help="The maximum number of results.  [default: 100]",
-)
+@limit_option("--limit", 100, 10_000)
 def audit(of_plane: bool, since: float | None, actor: str, action: str, limit: int) -> None:
     """The newest entries are first. A server records the calls that change how a plane works or delete data, such as
     purges, policies, pauses, tokens and cancels. Commands on a data directory or PostgreSQL record them as user@host.
@@ -68,6 +64,16 @@ def _entries(read: Callable[..., AuditPage], given: dict[str, Any], limit: int) 
 
 
 def _fields(entry: AuditEntry) -> dict[str, Any]:
-    client = " ".join(filter(None, (entry.entry, entry.client)))
-    empty = {name: getattr(entry, name) or None for name in ("actor", "token_id")}
-    return printing.fields(entry, "client", "entry", **empty, **{"from": client})
+    return {
+        "id": entry.id,
+        "at": printing.timestamp(entry.at_ms),
+        "actor": entry.actor or None,
+        "token_id": entry.token_id or None,
+        "from": " ".join(filter(None, (entry.entry, entry.client))),
+        "action": entry.action,
+        "universe": entry.universe,
+        "target": entry.target,
+        "outcome": entry.outcome,
+        "count": entry.count,
+        "detail": entry.detail,
+    }

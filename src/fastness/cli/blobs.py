@@ -11,7 +11,9 @@ import click
 
 from fastness.cli import connect, printing, values
 from fastness.cli.commands import CommandGroup
+from fastness.cli.operations import operation
 from fastness.errors import BlobNotFound, PathUnusable
+from fastness.wire.blobs import PinBlob
 
 blob = CommandGroup()
 
@@ -79,26 +81,24 @@ def has(hash: str) -> None:
     printing.result("yes", {"hash": hash, "stored": True})
 
 
-@blob.command(examples=["fastness blob pin 9f86d0…"])
-@click.argument("hash")
-def pin(hash: str) -> None:
-    """Keep a blob although nothing names its hash. Pinning it again changes nothing."""
-    with connect.open_plane() as plane:
-        plane.blobs.pin(hash)
-    printing.result(f"Pinned: {hash} is kept until it is unpinned", {"hash": hash, "pinned": True})
-
-
-@blob.command(examples=["fastness blob unpin 9f86d0…", "fastness gc --dry-run      # is it still named?"])
-@click.argument("hash")
-def unpin(hash: str) -> None:
-    """Keep a blob only as long as something names its hash.
-
-    It is deleted after the grace period that follows.
-    """
-    with connect.open_plane() as plane:
-        plane.blobs.unpin(hash)
-    text = f"Unpinned: {hash} is kept while something names it, and for the grace period (gc_grace_seconds) after that"
-    printing.result(text, {"hash": hash, "pinned": False})
+operation(
+    blob,
+    "pin",
+    PinBlob,
+    "Pinned: {hash} is kept until it is unpinned",
+    show=lambda _: {"pinned": True},
+    given={"pinned": True},
+    examples=["fastness blob pin 9f86d0…"],
+)
+operation(
+    blob,
+    "unpin",
+    PinBlob,
+    "Unpinned: {hash} is kept while something names it, and for the grace period (gc_grace_seconds) after that",
+    show=lambda _: {"pinned": False},
+    given={"pinned": False},
+    examples=["fastness blob unpin 9f86d0…", "fastness gc --dry-run      # is it still named?"],
+)
 
 
 def _size(stream: IO[bytes]) -> int | None:

@@ -7,42 +7,16 @@ import msgspec
 
 from fastness.cli import completion, connect, printing, values
 from fastness.cli.commands import CommandGroup
+from fastness.cli.operations import operation
 from fastness.errors import InvalidKey
 from fastness.limits import COLLECTION_ROWS_MAX
-from fastness.wire.collections import Row, RowKey
-
-_limit = click.option(
-    "--limit",
-    type=click.IntRange(1, COLLECTION_ROWS_MAX),
-    default=100,
-    show_default=True,
-    help="The maximum number of results.",
-)
-
+from fastness.wire.collections import ListCollections, ListPartitions, Row, RowKey
 
 collection = CommandGroup(completions={"collection": completion.collections})
 
 
-@collection.command("list")
-@click.option("--after", default="", help="Start after this name.")
-@_limit
-def list_(after: str, limit: int) -> None:
-    """List the collections that have rows."""
-    with connect.open_plane() as plane:
-        names = plane.collections(after=after, limit=limit)
-    printing.rows([{"name": name} for name in names], ("name",), empty="No collections.")
-
-
-@collection.command()
-@click.argument("collection")
-@click.option("--prefix", default="", help="Only partitions that start with this text.")
-@click.option("--after", default="", help="Start after this partition.")
-@_limit
-def partitions(collection: str, prefix: str, after: str, limit: int) -> None:
-    """List the partitions of a collection that have rows."""
-    with connect.open_plane() as plane:
-        found = plane.collection(collection).partitions(prefix, after=after, limit=limit).partitions
-    printing.rows([{"partition": each} for each in found], ("partition",), empty="No partitions.")
+operation(collection, "list", ListCollections, columns=("name",), limit=("--limit", 100), empty="No collections.")
+operation(collection, "partitions", ListPartitions, columns=("partition",), limit=("--limit", 100))
 
 
 @collection.command(
@@ -89,13 +63,7 @@ def scan(
 
 
 def _fields(row: Row) -> dict[str, Any]:
-    value = printing.payload(row.value)
-    return {
-        "key": list(row.key),
-        "version": row.version,
-        "expires_at": printing.timestamp(row.expires_ms),
-        **{name.replace("payload", "value"): part for name, part in value.items()},
-    }
+    return {**printing.fields(row), "key": list(row.key)}
 
 
 def _key(text: str | None) -> RowKey | None:

@@ -124,7 +124,7 @@ def schedules(lookup: Lookup) -> list[str]:
     """The schedules of the queue that is given before them."""
     from fastness.wire.queues import ListSchedules
 
-    found = lookup.call(ListSchedules(lookup.arguments["name"], lookup.universe)).schedules
+    found = lookup.call(ListSchedules(lookup.arguments["queue"], lookup.universe)).schedules
     return [each.name for each in found]
 
 

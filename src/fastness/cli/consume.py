@@ -223,12 +223,7 @@ def extend(*, seconds: float, **delivered: Unpack[Delivered]) -> None:
 
 def delivery_fields(delivery: Delivery) -> dict[str, Any]:
     """The fields of a message, as the command line prints them."""
-    return printing.fields(
-        delivery,
-        *("payload", "lease_id", "fence", "expires_ms", "visibility_ms", "state"),
-        failures=[printing.fields(failure) for failure in delivery.failures],
-        **printing.payload(delivery.payload, delivery.content_type),
-    )
+    return printing.fields(delivery, without=("lease_id", "fence", "expires_ms", "visibility_ms", "state"))
 
 
 def _output_fields(message: Message, payload_out: str | None) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class OrNone(click.ParamType[Any]):
 
     def __init__(self, kind: "click.ParamType[Any]") -> None:
         self._kind = kind
-        self.name = f"{kind.name}|none"
+        self.name = f"{kind.name.removesuffix(' range')}|none"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return NoValue.NONE if value in ("none", NoValue.NONE) else self._kind.convert(value, param, ctx)

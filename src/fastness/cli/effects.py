@@ -7,32 +7,25 @@ import click
 from fastness.cli import completion, connect, printing, values
 from fastness.cli.commands import CommandGroup
 from fastness.cli.durations import SECONDS
-from fastness.cli.existing import check_world
 from fastness.cli.exit_codes import NOTHING_RECEIVED
+from fastness.cli.operations import operation
 from fastness.handles.sync.effects import EffectClaim
 from fastness.handles.sync.plane import Plane
-from fastness.limits import EFFECT_CLAIMS_MAX, EFFECT_LEASE_SECONDS, READ_ENTRIES_MAX
-from fastness.wire.effects import EffectInfo
+from fastness.limits import EFFECT_CLAIMS_MAX, EFFECT_LEASE_SECONDS
+from fastness.wire.effects import EffectInfo, ListEffects
 
 _COLUMNS: Final = ("world", "height", "number", "kind", "state", "due_at", "attempts", "fence", "owner", "error")
+
+
+def _fields(found: EffectInfo) -> dict[str, Any]:
+    fields = printing.fields(found, without=("intent_hash",))
+    return {**fields, "idempotency_key": found.intent_hash.hex()}
 
 
 effect = CommandGroup(completions={"world": completion.worlds})
 
 
-@effect.command("list")
-@click.argument("world", required=False)
-@click.option("--after", default="", help="Start after the page that ended with this `next`.")
-@click.option("--limit", type=click.IntRange(1, READ_ENTRIES_MAX), default=1_000, help="The maximum number of results.")
-def list_(world: str | None, after: str, limit: int) -> None:
-    """List the effects that are pending or in flight.
-
-    Lists those of WORLD, or of all worlds.
-    """
-    with connect.open_plane() as plane:
-        check_world(plane, world)
-        found = plane.effects.list(world, after=after, limit=limit).effects
-    printing.rows([_fields(each) for each in found], _COLUMNS, empty="No effects.")
+operation(effect, "list", ListEffects, columns=_COLUMNS, show=_fields, arguments={"world": "[WORLD]"})
 
 
 @effect.command(examples=["fastness effect claim charge_card --wait 20 --json"])
@@ -112,8 +105,3 @@ def fail(*, world: str, height: int, number: int, fence: int, error: str, delay:
 
 def _claimed(plane: Plane, world: str, height: int, number: int, fence: int) -> EffectClaim:
     return plane.effects.claimed(world, height, number, fence=fence)
-
-
-def _fields(effect: EffectInfo) -> dict[str, Any]:
-    params = {name.replace("payload", "params"): value for name, value in printing.payload(effect.params).items()}
-    return printing.fields(effect, "intent_hash", "params", idempotency_key=effect.intent_hash.hex(), **params)

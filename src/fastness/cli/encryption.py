@@ -13,6 +13,10 @@ from fastness.wire.encryption import UniverseEncryption
 _PLANE = "(plane)"  # The plane's own key, which encrypts what belongs to no universe.
 
 
+def _fields(found: UniverseEncryption) -> dict[str, Any]:
+    return printing.fields(found, created_ms="newest_key_at")
+
+
 encryption = CommandGroup(help="Without the master key, encrypted data is lost.")
 
 
@@ -113,12 +117,7 @@ def _name(universe: str, *, is_plane: bool) -> str:
 def _row(found: UniverseEncryption) -> dict[str, Any]:
     left = "none" if found.all_newest else "of older keys" if found.all_encrypted else "not encrypted"
     return {
+        **_fields(found),
         "universe": found.universe or _PLANE,
-        "keys": found.keys,
-        "newest_key_at": printing.timestamp(found.created_ms),
         "older_values": left,
     }
-
-
-def _fields(found: UniverseEncryption) -> dict[str, Any]:
-    return printing.fields(found, "created_ms", newest_key_at=printing.timestamp(found.created_ms))

@@ -6,9 +6,9 @@ import click
 
 from fastness.cli import connect, printing, values
 from fastness.cli.commands import CommandGroup
+from fastness.cli.field_options import limit_option
 from fastness.errors import NotFound
 from fastness.handles.sync.entities import Entity
-from fastness.limits import READ_ENTRIES_MAX
 
 _HISTORY_COLUMNS: Final = ("version", "at", "durability", "fields", "removed", "deleted")
 
@@ -75,13 +75,7 @@ def set_(
 @entity.command()
 @click.argument("kind")
 @click.option("--after", default="", help="Start after this id.")
-@click.option(
-    "--limit",
-    type=click.IntRange(1, READ_ENTRIES_MAX),
-    default=100,
-    show_default=True,
-    help="The maximum number of results.",
-)
+@limit_option("--limit", 100)
 @_best_effort
 def scan(kind: str, after: str, limit: int, *, best_effort: bool) -> None:
     """List the entities of a kind, ordered by id."""
@@ -94,13 +88,7 @@ def scan(kind: str, after: str, limit: int, *, best_effort: bool) -> None:
 @click.argument("kind")
 @click.argument("id")
 @click.option("--after", type=int, default=0, help="Start after this version.")
-@click.option(
-    "--limit",
-    type=click.IntRange(1, READ_ENTRIES_MAX),
-    default=100,
-    show_default=True,
-    help="The maximum number of results.",
-)
+@limit_option("--limit", 100)
 def history(kind: str, id: str, after: int, limit: int) -> None:
     """Show the changes of an entity, one row per version."""
     with connect.open_plane() as plane:
@@ -128,7 +116,7 @@ def _not_found(kind: str, id: str) -> NotFound:
 
 
 def _fields(found: Entity) -> dict[str, Any]:
-    shown = printing.fields(found, "best_effort", fields=printing.jsonable(found.fields))
+    shown = {**printing.fields(found, without=("best_effort",)), "fields": printing.jsonable(found.fields)}
     if found.best_effort:
         shown["best_effort"] = {field: printing.timestamp(at_ms) for field, at_ms in found.best_effort.items()}
     return shown

@@ -22,13 +22,17 @@ def open_queue(name: str) -> Iterator[Queue]:
         QueueNotFound: it does not exist; with the nearest name.
     """
     with connect.open_plane() as plane:
-        queue = plane.queue(name)
-        try:
-            with suppress(NotAllowed):
-                queue.stats(must_exist=True)
-        except QueueNotFound:
-            raise QueueNotFound(f"Queue {name} does not exist; {_advice(plane, name)}") from None
-        yield queue
+        check_queue(plane, name)
+        yield plane.queue(name)
+
+
+def check_queue(plane: Plane, name: str) -> None:
+    """Raise QueueNotFound, with the nearest name, if a queue does not exist."""
+    try:
+        with suppress(NotAllowed):
+            plane.queue(name).stats(must_exist=True)
+    except QueueNotFound:
+        raise QueueNotFound(f"Queue {name} does not exist; {_advice(plane, name)}") from None
 
 
 def check_world(plane: Plane, name: str | None) -> None:

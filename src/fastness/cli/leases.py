@@ -9,17 +9,17 @@ import click
 from fastness.cli import completion, connect, exports, lease_run, printing
 from fastness.cli.commands import CommandGroup, wants_json
 from fastness.cli.durations import SECONDS, WAIT
-from fastness.errors import FastnessError, InvalidArgument, LeaseHeld, NotFound
+from fastness.cli.operations import operation
+from fastness.errors import FastnessError, InvalidArgument, LeaseHeld
 from fastness.handles.sync.leases import Lease
 from fastness.handles.sync.plane import Plane
-from fastness.limits import LEASE_TTL_SECONDS, READ_ENTRIES_MAX
-from fastness.wire.leases import Granted
+from fastness.limits import LEASE_TTL_SECONDS
+from fastness.wire.leases import BreakLease, DescribeLease, Granted, ListLeases
 
 _VARIABLES: Final = ("FASTNESS_LEASE_KEY", "FASTNESS_LEASE_ID", "FASTNESS_FENCE", "FASTNESS_LEASE_TXN_ID")
-_COLUMNS: Final = ("key", "owner", "fence", "acquired_at", "expires_at")
 
 
-lease = CommandGroup(completions={"key": completion.leases, "lease_key": completion.leases})
+lease = CommandGroup(completions=dict.fromkeys(("key", "lease_key"), completion.leases))
 
 
 def _acquire_options(command: Any) -> Any:
@@ -176,48 +176,34 @@ def release(lease_key: str | None, lease_id: str | None, fence: int | None, txn_
     with connect.open_plane() as plane:
         lease = _require_lease(plane, lease_key, lease_id, fence, txn_id)
         released = lease.release()
-    text = "is released" if released else "was not held any more"
-    printing.result(f"{lease.key} {text}", {"key": lease.key, "released": released})
+    printing.result(f"{lease.key} {_released_text(released)}", {"key": lease.key, "released": released})
 
 
-@lease.command("break", examples=["fastness lease show deploy", "fastness lease break deploy --fence 41"])
-@click.argument("key", metavar="KEY")
-@click.option("--fence", type=int, required=True, help="The fence of the lease to end, as `lease show` shows it.")
-def break_(key: str, fence: int) -> None:
-    """End the lease of KEY of any owner.
-
-    Its holder is fenced off, and the next one in line gets the lease. Do this if a holder hangs and its lease is
-    renewed nonetheless. A lease that was granted again since has a higher fence, and is not ended.
-    """
-    with connect.open_plane() as plane:
-        released = plane.lease(key).break_lease(fence=fence)
-    text = "is released" if released else "was not held any more"
-    printing.result(f"{key} {text}", {"key": key, "released": released})
-
-
-@lease.command()
-@click.argument("key", metavar="KEY")
-def show(key: str) -> None:
-    """Show the last owner of KEY, and whether it still holds it."""
-    with connect.open_plane() as plane:
-        found = plane.lease(key).describe()
-    if found.lease is None:
-        raise NotFound(f"The lease of {key} was never acquired")
-    printing.record({**printing.fields(found.lease), "held": found.held, "waiting": found.waiting})
+operation(
+    lease,
+    "break",
+    BreakLease,
+    text=lambda fields: f"{fields['key']} {_released_text(fields['released'])}",
+    examples=["fastness lease show deploy", "fastness lease break deploy --fence 41"],
+)
+operation(
+    lease,
+    "show",
+    DescribeLease,
+    show=lambda found: {**printing.fields(found.lease), "held": found.held, "waiting": found.waiting},
+    missing="The lease of {key} was never acquired",
+)
+operation(
+    lease,
+    "list",
+    ListLeases,
+    columns=("key", "owner", "fence", "acquired_at", "expires_at"),
+    empty="No leases are held.",
+)
 
 
-@lease.command("list")
-@click.option("--after", default="", help="Start after this key.")
-@click.option("--limit", type=click.IntRange(1, READ_ENTRIES_MAX), default=1_000, help="The maximum number of results.")
-def list_(after: str, limit: int) -> None:
-    """List the leases that are held."""
-    found: list[Granted] = []
-    with connect.open_plane() as plane:
-        next_key: str | None = after
-        while next_key is not None and len(found) < limit:
-            page = plane.leases(after=next_key, limit=min(limit, 1_000))
-            found, next_key = found + page.leases, page.next
-    printing.rows([printing.fields(each) for each in found[:limit]], _COLUMNS, empty="No leases are held.")
+def _released_text(released: bool) -> str:
+    return "is released" if released else "was not held any more"
 
 
 def _acquire(

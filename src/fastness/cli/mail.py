@@ -11,17 +11,17 @@ import msgspec
 
 from fastness.cli import completion, connect, printing, values
 from fastness.cli.commands import CommandGroup
-from fastness.cli.durations import SECONDS, WAIT
-from fastness.cli.message_options import guess_content_type
+from fastness.cli.durations import WAIT
+from fastness.cli.field_options import field_options, given, limit_option
+from fastness.cli.message_bodies import guess_content_type
+from fastness.cli.operations import operation
 from fastness.encryption import AgentKey
 from fastness.errors import SealBroken
 from fastness.handles.sync.plane import Plane
-from fastness.limits import MAIL_BATCH_MAX, MAIL_BYTES_MAX, READ_ENTRIES_MAX
-from fastness.wire.mail import Envelope, MailPolicy
+from fastness.limits import MAIL_BATCH_MAX, MAIL_BYTES_MAX
+from fastness.wire.mail import ConfirmMail, Envelope, ListMailboxes, MailPolicy, ReadReceipts
 
 _MAIL_COLUMNS: Final = ("sequence", "id", "from", "sent_at", "payload")
-_MAILBOX_COLUMNS: Final = ("agent", "pending", "oldest_at", "joined")
-_RECEIPT_COLUMNS: Final = ("sequence", "id", "to", "state", "was_stored", "at")
 _require_option = click.option(
     "--require-sealed", is_flag=True, help="Treat mail that its sender has not sealed as not decrypted. Needs --key."
 )
@@ -78,7 +78,7 @@ def send(
 
 @mail.command(examples=["fastness mail read bob --confirm --json"])
 @click.argument("agent", metavar="AGENT")
-@click.option("-n", "count", type=click.IntRange(1, MAIL_BATCH_MAX), default=50, help="The maximum number of results.")
+@limit_option("-n", 50, MAIL_BATCH_MAX, field="count")
 @click.option("--after", type=int, default=-1, help="Start after this sequence number.")
 @click.option("--wait", type=WAIT, default=0.0, help="How long to wait for mail, or `forever`.  [default: 0]")
 @click.option("--peek", is_flag=True, help="Do not send `delivered` receipts.")
@@ -156,17 +156,7 @@ def _arriving(
             yield each
 
 
-@mail.command()
-@click.argument("agent", metavar="AGENT")
-@click.argument("ids", metavar="ID…", nargs=-1, required=True)
-def confirm(agent: str, ids: tuple[str, ...]) -> None:
-    """Confirm mails, which removes them from the mailbox.
-
-    Their senders receive receipts.
-    """
-    with connect.open_plane() as plane:
-        count = plane.mailbox(agent).confirm(ids)
-    printing.result(f"Confirmed {count:,} mails of {agent}", {"agent": agent, "count": count})
+operation(mail, "confirm", ConfirmMail, "Confirmed {count:,} mails of {agent}", arguments={"ids": "ID…"})
 
 
 @mail.command()
@@ -177,33 +167,13 @@ def count(agent: str) -> None:
     Also shows whether a reader is connected.
     """
     with connect.open_plane() as plane:
-        found = plane.mailbox(agent).stats()
-    printing.record({"agent": agent, **printing.fields(found)})
+        printing.record({"agent": agent, **printing.fields(plane.mailbox(agent).stats())})
 
 
-@mail.command("list")
-@click.option("--after", default="", help="Start after this name.")
-@click.option(
-    "--limit", type=click.IntRange(1, MAIL_BATCH_MAX), default=MAIL_BATCH_MAX, help="The maximum number of results."
+operation(mail, "list", ListMailboxes, columns=("agent", "pending", "oldest_at", "joined"))
+operation(
+    mail, "receipts", ReadReceipts, columns=("sequence", "id", "to", "state", "was_stored", "at"), limit=("-n", 100)
 )
-def list_(after: str, limit: int) -> None:
-    """List the mailboxes and their pending mail."""
-    with connect.open_plane() as plane:
-        found = plane.mailboxes(after=after, limit=limit)
-    printing.rows([printing.fields(each) for each in found], _MAILBOX_COLUMNS, empty="No mailboxes.")
-
-
-@mail.command()
-@click.argument("agent", metavar="AGENT")
-@click.option("--after", type=int, default=-1, help="Start after this sequence number.")
-@click.option(
-    "-n", "count", type=click.IntRange(1, READ_ENTRIES_MAX), default=100, help="The maximum number of results."
-)
-def receipts(agent: str, after: int, count: int) -> None:
-    """List the receipts of the mail that AGENT has sent."""
-    with connect.open_plane() as plane:
-        found = plane.mailbox(agent).receipts(after=after, limit=count)
-    printing.rows([printing.fields(each) for each in found], _RECEIPT_COLUMNS, empty="No receipts.")
 
 
 @mail.command()
@@ -224,22 +194,17 @@ def block(agent: str, sender: str | None, off: bool) -> None:
 
 
 @mail.command(examples=["fastness mail policy --max 5000 --ttl 30d"])
-@click.option("--max", "pending_max", type=int, help="The maximum number of pending mails per mailbox.")
-@click.option("--ttl", "ttl_seconds", type=SECONDS, help="Remove mail after this time.")
-def policy(pending_max: int | None, ttl_seconds: float | None) -> None:
+@field_options(MailPolicy, changes=True, names={"pending_max": "--max"})
+def policy(**changes: Any) -> None:
     """Show the mail policy of the universe. Options change it.
 
     A universe whose policy was never changed has the one of the server (`fastness serve --mail-max --mail-ttl`).
     """
-    with connect.open_plane(create=pending_max is not None or ttl_seconds is not None) as plane:
-        mail_policy: MailPolicy = plane.mail_policy()
-        changed = msgspec.structs.replace(
-            mail_policy,
-            pending_max=mail_policy.pending_max if pending_max is None else pending_max,
-            ttl_seconds=mail_policy.ttl_seconds if ttl_seconds is None else ttl_seconds,
-        )
-        if changed != mail_policy:
-            mail_policy = plane.set_mail_policy(changed)
+    changed = given(changes)
+    with connect.open_plane(create=bool(changed)) as plane:
+        mail_policy = plane.mail_policy()
+        if changed:
+            mail_policy = plane.set_mail_policy(msgspec.structs.replace(mail_policy, **changed))
     printing.record(msgspec.structs.asdict(mail_policy))
 
 
@@ -252,11 +217,9 @@ def _confirm(plane: Plane, agent: str, mails: list[Envelope]) -> int:
 
 
 def _fields(each: Envelope, key: AgentKey | None) -> dict[str, Any]:
-    return printing.fields(
-        each,
-        *("sender", "body", "seal_error", "sealed_by", "sealed_ms"),
-        **{"from": each.sender},
-        **printing.payload(each.body, each.content_type),
+    hidden = ("sealed_ms", "seal_error", "sealed_by")
+    return {
+        **printing.fields(each, without=hidden, sender="from", body="payload"),
         **({} if each.seal_error is None else {"seal_error": each.seal_error}),
         **({} if key is None else {"sealed_by": each.sealed_by}),
-    )
+    }

@@ -1,7 +1,6 @@
 """`fastness message`: search for messages; show, cancel, change, move and delete them; and read their results."""
 
 import base64
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, get_args
 
@@ -12,16 +11,18 @@ from fastness.cli import completion, connect, printing, values
 from fastness.cli.commands import CommandGroup, wants_json
 from fastness.cli.durations import SECONDS, WAIT
 from fastness.cli.existing import open_queue
-from fastness.errors import MessageNotFound, ResultNotReady, rebuild
-from fastness.handles.sync.plane import Plane
-from fastness.limits import MESSAGES_MAX, READ_ENTRIES_MAX, SEARCH_LIST_MAX
-from fastness.wire.queues import Failure, FoundMessage, MessageInfo, MessageState, Outcome
+from fastness.cli.field_options import limit_option
+from fastness.cli.operations import operation
+from fastness.cli.results import print_value, wait_for_result
+from fastness.errors import MessageNotFound, rebuild
+from fastness.limits import MESSAGES_MAX, SEARCH_LIST_MAX
+from fastness.wire.queues import Failure, FoundMessage, MessageInfo, MessageState, Outcome, UpdateMessage
 
 _FOUND_COLUMNS: Final = ("id", "state", "created_at", "attempts", "owner", "key", "last_error")
 _CANCEL_COLUMNS: Final = ("id", "state", "attempts", "finished_at")
 
 
-message = CommandGroup(completions={"name": completion.queues, "to": completion.queues})
+message = CommandGroup(completions=dict.fromkeys(("name", "queue", "to"), completion.queues))
 
 
 @message.command(examples=["fastness message show jobs 0198f…", "fastness message show jobs 0198f… --json | jq .state"])
@@ -88,13 +89,7 @@ def cancel(name: str, ids: tuple[str, ...]) -> None:
 @click.option("--error", help="Find messages whose last error has this text, in upper or lower case.")
 @click.option("--older-than", type=SECONDS, help="Find messages that were put at least this long ago.")
 @click.option("--newer-than", type=SECONDS, help="Find messages that were put less than this time ago.")
-@click.option(
-    "-n",
-    "count",
-    type=click.IntRange(1, READ_ENTRIES_MAX),
-    default=100,
-    help="The maximum number of results.  [default: 100]",
-)
+@limit_option("-n", 100, field="count")
 def search(
     *,
     name: str,
@@ -188,22 +183,6 @@ def _print_outcomes(name: str, ids: Sequence[str], outcomes: Sequence[Outcome], 
 
 
 @message.command(
-    examples=["fastness message update jobs 0198f… --priority 9", "fastness message update jobs 0198f… --delay 0"]
-)
-@click.argument("name", metavar="QUEUE")
-@click.argument("id")
-@click.option("--priority", type=int, help="The new priority, 0 to 9; 9 is delivered first.")
-@click.option("--delay", type=SECONDS, help="Deliver the message after this time from now; 0 is at once.")
-def update(name: str, id: str, priority: int | None, delay: float | None) -> None:
-    """Change the priority or the delay of a message. It must not be leased."""
-    with connect.open_plane() as plane:
-        found = plane.queue(name).update(id, priority=priority, delay_seconds=delay)
-    due_at = printing.timestamp(found.due_ms)
-    state = f"{found.state} until {due_at}" if due_at else found.state
-    printing.result(f"Changed {found.id}: {state}, priority {found.priority}", {"queue": name, **message_fields(found)})
-
-
-@message.command(
     examples=[
         "fastness message result jobs 0198f… --wait 30",
         'id=$(fastness queue put jobs --keep-result 1) && fastness message result jobs "$id" --wait forever',
@@ -220,45 +199,36 @@ def result(name: str, id: str, wait: float) -> None:
     Exit code 7 means that the message is not done yet, 5 that it is a dead letter, 6 that it was cancelled, and 4 that
     no result was kept.
     """
-    pending: ResultNotReady | None = None
-
-    def read(plane: Plane, seconds: float) -> tuple[Any] | None:
-        nonlocal pending
-        try:
-            return (plane.queue(name).result(id, wait_seconds=seconds),)
-        except ResultNotReady as error:
-            pending = error
-            return None
-
-    with connect.PlaneCaller(connect.current_target()) as caller:
-        found = caller.poll(read, wait)
-    if found is None:
-        assert pending is not None
-        raise pending
-    _print_result(name, id, found[0])
-
-
-def _print_result(name: str, id: str, value: Any) -> None:
-    is_bytes = isinstance(value, bytes)
+    value = wait_for_result(lambda plane, seconds: plane.queue(name).result(id, wait_seconds=seconds), wait)
     if wants_json():
+        is_bytes = isinstance(value, bytes)
         shown = {"result_base64": base64.b64encode(value).decode()} if is_bytes else {"result": value}
         printing.record({"queue": name, "id": id, **shown})
-    elif is_bytes:
-        sys.stdout.buffer.write(value)
-        sys.stdout.buffer.flush()
     else:
-        click.echo(printing.escape_control(printing.compact(value)))
+        print_value(value)
 
 
 def message_fields(found: MessageInfo) -> dict[str, Any]:
     """The fields of what is known about a message, as the command line prints them."""
-    return printing.fields(
-        found,
-        *("payload", "fence", "stateful", "state_value"),
-        workflow_state=None if found.state_value is None else printing.jsonable(cbor2.loads(found.state_value)),
-        failures=[printing.fields(failure) for failure in found.failures],
-        **printing.payload(found.payload, found.content_type),
-    )
+    state = None if found.state_value is None else printing.jsonable(cbor2.loads(found.state_value))
+    hidden = ("fence", "stateful", "state_value")
+    return {**printing.fields(found, without=hidden), "workflow_state": state}
+
+
+def _updated_text(fields: dict[str, Any]) -> str:
+    until = f" until {fields['due_at']}" if fields["due_at"] else ""
+    return f"Changed {fields['id']}: {fields['state']}{until}, priority {fields['priority']}"
+
+
+operation(
+    message,
+    "update",
+    UpdateMessage,
+    _updated_text,
+    help="Change the priority or the delay of a message. It must not be leased.",
+    show=message_fields,
+    examples=["fastness message update jobs 0198f… --priority 9", "fastness message update jobs 0198f… --delay 0"],
+)
 
 
 def print_failures(id: str, failures: Sequence[Failure]) -> None:

@@ -10,7 +10,7 @@ line is longer if need be. Where the output is not a terminal, every item is one
 import base64
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from math import isfinite
@@ -78,28 +78,33 @@ def result(text: str, fields: Mapping[str, Any]) -> None:
         click.echo(escape_control(text))
 
 
+def fields(found: msgspec.Struct, *, without: Collection[str] = (), **renamed: str) -> dict[str, Any]:
+    """An answer as JSON fields: a time such as `due_ms` is `due_at`, and bytes are as in `payload`."""
+    shown: dict[str, Any] = {}
+    for name in found.__struct_fields__:
+        value = getattr(found, name)
+        if name in without or (name == "payload" and value is None):
+            continue
+        label = renamed.get(name, name)
+        if name.endswith("_ms"):
+            shown[renamed.get(name, "at" if name == "at_ms" else f"{name[:-3]}_at")] = timestamp(value)
+        elif isinstance(value, bytes):
+            parts = payload(value, getattr(found, "content_type", ""))
+            shown |= {part.replace("payload", label): each for part, each in parts.items()}
+        elif isinstance(value, msgspec.Struct):
+            shown[label] = fields(value)
+        elif isinstance(value, list) and value and isinstance(value[0], msgspec.Struct):
+            shown[label] = [fields(each) for each in value]
+        else:
+            shown[label] = value
+    return shown
+
+
 def timestamp(ms: int | None) -> str | None:
     """Milliseconds since 1970 as RFC 3339; None for None or 0."""
     if not ms:
         return None
     return datetime.fromtimestamp(ms / 1_000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def fields(found: msgspec.Struct, /, *left_out: str, **others: Any) -> dict[str, Any]:
-    """The fields of an answer, except those that are left out, with others.
-
-    A time such as `due_ms` is shown as `due_at`. Leave out durations.
-    """
-    shown: dict[str, Any] = {}
-    for name in found.__struct_fields__:
-        stem = name.removesuffix("_ms")
-        if name in left_out:
-            continue
-        if stem == name:
-            shown[name] = getattr(found, name)
-        else:
-            shown[stem if stem.split("_")[-1] == "at" else f"{stem}_at"] = timestamp(getattr(found, name))
-    return shown | others
 
 
 def payload(data: bytes | None, content_type: str = "") -> dict[str, Any]:

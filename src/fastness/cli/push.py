@@ -10,7 +10,7 @@ import msgspec
 
 from fastness.cli import completion, connect, printing, values
 from fastness.cli.commands import CommandGroup, global_options, wants_json
-from fastness.cli.message_options import guess_content_type
+from fastness.cli.message_bodies import guess_content_type
 from fastness.errors import InvalidArgument
 from fastness.handles.sync.ingress import PushWatch
 from fastness.handles.sync.plane import Plane
@@ -172,8 +172,7 @@ def _reporting(pushes: PushWatch) -> Iterator[DataPush]:
 
 
 def _fields(each: DataPush) -> dict[str, Any]:
-    payload = printing.payload(each.payload, each.content_type)
-    return printing.fields(each, "sender", "payload", **{"from": each.sender}, **payload)
+    return printing.fields(each, sender="from")
 
 
 def _counts(counts: Mapping[str, int]) -> str:

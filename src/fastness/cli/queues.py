@@ -3,7 +3,7 @@
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from typing import IO, Any, Final, TypedDict, TypeVar, Unpack
+from typing import IO, Any, Final, TypeVar
 
 import click
 import msgspec
@@ -11,15 +11,32 @@ import msgspec
 from fastness.cli import completion, connect, consume, printing, schedules, values
 from fastness.cli.commands import CommandGroup, wants_json
 from fastness.cli.consume import delivery_fields
-from fastness.cli.durations import SECONDS, NoValue, OrNone
+from fastness.cli.durations import SECONDS
 from fastness.cli.existing import open_queue
-from fastness.cli.message_options import inline_message, message_options, read_message
+from fastness.cli.field_options import field_options, given, limit_option
+from fastness.cli.message_bodies import inline_message, read_message
 from fastness.cli.messages import print_failures
-from fastness.handles.queues import MessageOptions
+from fastness.cli.operations import operation
 from fastness.handles.sync.plane import Plane
-from fastness.limits import MESSAGES_MAX, READ_ENTRIES_MAX, SUMMARY_LIST_MAX
+from fastness.handles.sync.queues import MessageOptions
+from fastness.limits import MESSAGES_MAX
 from fastness.tiers import Tier
-from fastness.wire.queues import Delivery, KeyInfo, QueuePolicy, QueueStats, Receipt
+from fastness.wire.queues import (
+    DeleteQueue,
+    Delivery,
+    GetQueueStats,
+    KeyInfo,
+    ListLeasedMessages,
+    NewMessage,
+    PauseKey,
+    PauseQueue,
+    PurgeQueue,
+    QueuePolicy,
+    QueueStats,
+    Receipt,
+    RedriveMessages,
+    SurveyQueues,
+)
 
 _LIST_COLUMNS: Final = ("queue", "ready", "delayed", "leased", "blocked", "dead", "paused", "head_age_seconds")
 _MESSAGE_COLUMNS: Final = ("id", "priority", "group", "attempts", "created_at", "last_failure", "payload")
@@ -31,34 +48,11 @@ _FAILURES: Final = click.option(
 Item = TypeVar("Item")
 
 
-class PolicyChanges(TypedDict):
-    """The options of `queue policy`; None for those that were not given, and NoValue.NONE for the word none."""
-
-    visibility_seconds: float | None
-    max_attempts: int | None
-    dead_letter_queue: str | NoValue | None
-    retention_seconds: float | NoValue | None
-    dead_letter_retention_seconds: float | None
-    rate_per_second: float | NoValue | None
-    failures_kept: int | None
-    retry_delay_seconds: float | None
-    retry_factor: float | None
-    retry_delay_max_seconds: float | None
-    retry_jitter: float | None
-    history: str | None
-    history_seconds: float | None
-    result_ttl_seconds: float | None
-    concurrency_per_key: int | NoValue | None
-    rate_per_key: float | NoValue | None
-    burst_per_key: int | NoValue | None
-    fair: bool | None
-    delay_seconds: float | None
-    dead_letter_rule: str | None
-    retention_by_age: bool | None
-    group_batches: bool | None
+def _key_fields(found: KeyInfo) -> dict[str, Any]:
+    return printing.fields(found, paused_until_ms="paused_until")
 
 
-queue = CommandGroup(completions={"name": completion.queues})
+queue = CommandGroup(completions=dict.fromkeys(("name", "queue"), completion.queues))
 
 
 for command in (consume.get, consume.ack, consume.nack, consume.extend, consume.reject):
@@ -80,17 +74,15 @@ queue.add_command(schedules.schedule)
 @click.argument("body", required=False)
 @click.option("--file", metavar="PATH", help="Read the body from a file; - is standard input.")
 @click.option("--lines", is_flag=True, help="Put every line of the body as a separate message.")
-@message_options
+@field_options(NewMessage)
 @click.option("--tier", type=click.Choice(["critical", "important"]), default="critical", help="The durability tier.")
-def put(
-    name: str, body: str | None, file: str | None, lines: bool, tier: str, **options: Unpack[MessageOptions]
-) -> None:
+def put(name: str, body: str | None, file: str | None, lines: bool, tier: str, **options: Any) -> None:
     """Put a message: BODY, a file, or standard input. Prints its id."""
     with values.open_input(body, file) as stream, connect.open_plane(create=True) as plane:
         if lines:
-            _put_lines(plane, name, stream, Tier(tier), options)
+            _put_lines(plane, name, stream, Tier(tier), given(options))
             return
-        message = read_message(plane, stream, options)
+        message = read_message(plane, stream, given(options))
         receipt = plane.queue(name).put_many([message], tier=Tier(tier))[0]
     if receipt.duplicate:
         click.echo("Duplicate: already enqueued.", err=True)
@@ -110,37 +102,23 @@ def _put_lines(plane: Plane, name: str, stream: IO[bytes], tier: Tier, options: 
     printing.result(f"Put {count - duplicates:,} messages", {"count": count, "duplicates": duplicates})
 
 
-@queue.command("list")
-@click.option("--after", default="", help="Start after this name.")
-@click.option("--limit", type=click.IntRange(1, READ_ENTRIES_MAX), default=1_000, help="The maximum number of results.")
-def list_(after: str, limit: int) -> None:
-    """List the queues, with their depths and oldest messages."""
-    found: list[QueueStats] = []
-    following: str | None = after
-    with connect.open_plane() as plane:
-        while following is not None and len(found) < limit:
-            page = plane.survey_queues(after=following, limit=min(limit - len(found), SUMMARY_LIST_MAX))
-            found, following = found + page.queues, page.next
-    printing.rows([_stats_fields(each) for each in found], _LIST_COLUMNS, empty="No queues.")
-
-
-@queue.command(examples=["fastness queue stats jobs", "fastness queue stats jobs --json | jq .ready"])
-@click.argument("name", metavar="QUEUE")
-def stats(name: str) -> None:
-    """Show how many messages of a queue are in each state.
-
-    Also shows its oldest ready message, its consumers that wait, and what was counted since it was created.
-    """
-    with open_queue(name) as opened:
-        found = opened.stats()
-    printing.record(_stats_fields(found))
+operation(
+    queue,
+    "list",
+    SurveyQueues,
+    columns=("queue", "ready", "delayed", "leased", "blocked", "dead", "paused", "head_age_seconds"),
+)
+operation(
+    queue,
+    "stats",
+    GetQueueStats,
+    examples=["fastness queue stats jobs", "fastness queue stats jobs --json | jq .ready"],
+)
 
 
 @queue.command()
 @click.argument("name", metavar="QUEUE")
-@click.option(
-    "-n", "count", type=click.IntRange(1, READ_ENTRIES_MAX), default=10, help="The maximum number of results."
-)
+@limit_option("-n", 10, field="count")
 @_FAILURES
 def peek(name: str, count: int, failures: bool) -> None:
     """Show the next ready messages without consuming them."""
@@ -151,9 +129,7 @@ def peek(name: str, count: int, failures: bool) -> None:
 
 @queue.command()
 @click.argument("name", metavar="QUEUE")
-@click.option(
-    "-n", "count", type=click.IntRange(1, READ_ENTRIES_MAX), default=100, help="The maximum number of results."
-)
+@limit_option("-n", 100, field="count")
 @_FAILURES
 def dead(name: str, count: int, failures: bool) -> None:
     """Show the dead letters of a queue, with their failures."""
@@ -162,77 +138,67 @@ def dead(name: str, count: int, failures: bool) -> None:
     _print_messages(found, _DEAD_LETTER_COLUMNS, "No dead letters.", failures=failures)
 
 
-@queue.command(examples=["fastness queue redrive jobs", "fastness queue redrive jobs 0198f… 0198f…"])
-@click.argument("name", metavar="QUEUE")
-@click.argument("ids", metavar="[ID]…", nargs=-1)
-@click.option(
-    "--limit", type=click.IntRange(1), default=1_000, help="The maximum number of dead letters, if no ID is given."
+operation(
+    queue,
+    "redrive",
+    RedriveMessages,
+    "Moved {count:,} dead letters back to {queue}",
+    arguments={"ids": "[ID]…"},
+    examples=["fastness queue redrive jobs", "fastness queue redrive jobs 0198f… 0198f…"],
 )
-def redrive(name: str, ids: tuple[str, ...], limit: int) -> None:
-    """Move dead letters back to the queue they came from."""
-    with open_queue(name) as opened:
-        count = opened.redrive(list(ids) or None, limit=limit)
-    printing.result(f"Moved {count:,} dead letters back to {name}", {"queue": name, "count": count})
-
-
-@queue.command(examples=["fastness queue leased jobs", "fastness queue leased jobs --json | jq -r '.[].lease_id'"])
-@click.argument("name", metavar="QUEUE")
-@click.option(
-    "-n", "count", type=click.IntRange(1, READ_ENTRIES_MAX), default=100, help="The maximum number of results."
+operation(
+    queue,
+    "leased",
+    ListLeasedMessages,
+    columns=("id", "owner", "attempts", "max_attempts", "expires_at", "lease_id"),
+    empty="No leased messages.",
+    limit=("-n", 100),
+    examples=["fastness queue leased jobs", "fastness queue leased jobs --json | jq -r '.[].lease_id'"],
 )
-@click.option("--after", default="", metavar="LEASE_ID", help="Start after the message with this lease id.")
-def leased(name: str, count: int, after: str) -> None:
-    """Show the leased messages, with their owners and expiries."""
-    with open_queue(name) as opened:
-        found = opened.leased(count, after=after)
-    printing.rows([printing.fields(each, "txn_id") for each in found], _LEASED_COLUMNS, empty="No leased messages.")
-
-
-@queue.command()
-@click.argument("name", metavar="QUEUE")
-@click.option("--force", is_flag=True, help="Delete it although messages are leased; their consumers lose them.")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-def delete(name: str, force: bool, yes: bool) -> None:
-    """Permanently remove a queue with all that it holds.
-
-    Its messages, policy, schedules and counters are removed. Its dead letters are a queue of their own, QUEUE.dlq, and
-    stay. The next put creates the queue again.
-    """
-    values.confirm(f"Permanently remove queue {name} and all of its messages?", yes=yes)
-    with open_queue(name) as opened:
-        count = opened.delete(force=force)
-    printing.result(f"Deleted {name} with {count:,} messages", {"queue": name, "count": count})
-
-
-@queue.command()
-@click.argument("name", metavar="QUEUE")
-@click.option("--leased", is_flag=True, help="Remove leased messages too. Their consumers lose them.")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-def purge(name: str, leased: bool, yes: bool) -> None:
-    """Permanently remove every message that is not leased."""
-    which = "every message of {}, leased or not" if leased else "every message of {} that is not leased"
-    values.confirm(f"Permanently remove {which.format(name)}?", yes=yes)
-    with open_queue(name) as opened:
-        count = opened.purge(leased=leased)
-    printing.result(f"Removed {count:,} messages from {name}", {"queue": name, "count": count})
-
-
-@queue.command()
-@click.argument("name", metavar="QUEUE")
-def pause(name: str) -> None:
-    """Stop deliveries until `queue resume`. Puts are still accepted."""
-    with open_queue(name) as opened:
-        opened.pause()
-    printing.result(f"{name} is paused", {"queue": name, "paused": True})
-
-
-@queue.command()
-@click.argument("name", metavar="QUEUE")
-def resume(name: str) -> None:
-    """Resume deliveries."""
-    with open_queue(name) as opened:
-        opened.resume()
-    printing.result(f"{name} is resumed", {"queue": name, "paused": False})
+operation(
+    queue,
+    "delete",
+    DeleteQueue,
+    "Deleted {queue} with {count:,} messages",
+    confirm="Permanently remove queue {queue} and all of its messages?",
+)
+operation(
+    queue,
+    "purge",
+    PurgeQueue,
+    "Removed {count:,} messages from {queue}",
+    confirm=lambda typed: (
+        f"Permanently remove every message of {typed['queue']}"
+        f"{', leased or not' if typed['leased'] else ' that is not leased'}?"
+    ),
+)
+operation(
+    queue,
+    "pause",
+    PauseQueue,
+    "{queue} is paused",
+    show=lambda policy: {"paused": policy.paused},
+    given={"paused": True},
+)
+operation(
+    queue,
+    "resume",
+    PauseQueue,
+    "{queue} is resumed",
+    show=lambda policy: {"paused": policy.paused},
+    given={"paused": False},
+)
+operation(
+    queue,
+    "pause-key",
+    PauseKey,
+    "{key} of {queue} is paused until {paused_until}",
+    help="Stop deliveries of KEY for a time. Other keys are not affected.",
+    show=_key_fields,
+    arguments={"seconds": "SECONDS"},
+    examples=["fastness queue pause-key jobs example.org 5m"],
+)
+operation(queue, "resume-key", PauseKey, "{key} of {queue} is resumed", show=_key_fields, given={"seconds": 0.0})
 
 
 @queue.command(examples=["fastness queue key jobs example.org"])
@@ -244,30 +210,7 @@ def key(name: str, key: str) -> None:
     Also shows until when KEY is paused.
     """
     with open_queue(name) as opened:
-        found = opened.key(key)
-    printing.record(_key_fields(name, found))
-
-
-@queue.command("pause-key", examples=["fastness queue pause-key jobs example.org 5m"])
-@click.argument("name", metavar="QUEUE")
-@click.argument("key")
-@click.argument("seconds", type=SECONDS)
-def pause_key(name: str, key: str, seconds: float) -> None:
-    """Stop deliveries of KEY for a time. Other keys are not affected."""
-    with open_queue(name) as opened:
-        found = opened.pause_key(key, seconds)
-    until = printing.timestamp(found.paused_until_ms)
-    printing.result(f"{key} of {name} is paused until {until}", _key_fields(name, found))
-
-
-@queue.command("resume-key")
-@click.argument("name", metavar="QUEUE")
-@click.argument("key")
-def resume_key(name: str, key: str) -> None:
-    """Resume deliveries of the messages of KEY."""
-    with open_queue(name) as opened:
-        found = opened.resume_key(key)
-    printing.result(f"{key} of {name} is resumed", _key_fields(name, found))
+        printing.record({"queue": name, **_key_fields(opened.key(key))})
 
 
 @queue.command(
@@ -279,89 +222,26 @@ def resume_key(name: str, key: str) -> None:
     ]
 )
 @click.argument("name", metavar="QUEUE")
-@click.option("--visibility", "visibility_seconds", type=SECONDS, help="The default lease time of a delivery.")
-@click.option("--max-attempts", type=int, help="After this many failed attempts, a message becomes a dead letter.")
-@click.option(
-    "--dead-letter-queue",
-    metavar="QUEUE|none",
-    type=OrNone(completion.Names(completion.queues)),
-    help="The queue that receives dead letters; none is QUEUE.dlq.",
+@field_options(
+    QueuePolicy,
+    changes=True,
+    names={"history_seconds": "--history-keep"},
+    types={"dead_letter_queue": completion.Names(completion.queues)},
+    without=("paused",),  # `queue pause` changes it.
 )
-@click.option(
-    "--retention",
-    "retention_seconds",
-    type=OrNone(SECONDS),
-    help="How long to keep messages without a TTL; none is for ever.",
-)
-@click.option(
-    "--dead-letter-retention", "dead_letter_retention_seconds", type=SECONDS, help="How long to keep dead letters."
-)
-@click.option(
-    "--rate",
-    "rate_per_second",
-    type=OrNone(click.FLOAT),
-    help="The maximum number of deliveries per second; none is no limit.",
-)
-@click.option("--failures-kept", type=int, help="How many failed attempts to keep with each message.")
-@click.option("--retry-delay", "retry_delay_seconds", type=SECONDS, help="The back-off after the first failed attempt.")
-@click.option("--retry-factor", type=float, help="The factor by which the back-off grows with each failed attempt.")
-@click.option("--retry-delay-max", "retry_delay_max_seconds", type=SECONDS, help="The longest back-off.")
-@click.option("--retry-jitter", type=float, help="The fraction by which back-offs vary, 0 to 1.")
-@click.option(
-    "--history", type=click.Choice(["none", "durable"]), help="Whether every change of a message is recorded."
-)
-@click.option("--history-keep", "history_seconds", type=SECONDS, help="How long recorded changes are kept.")
-@click.option(
-    "--result-ttl", "result_ttl_seconds", type=SECONDS, help="How long results of messages and cancellations are kept."
-)
-@click.option(
-    "--concurrency-per-key",
-    type=OrNone(click.INT),
-    help="How many messages of one key can be leased at a time; none is no limit.",
-)
-@click.option(
-    "--rate-per-key",
-    type=OrNone(click.FLOAT),
-    help="The maximum number of deliveries per second of one key; none is no limit.",
-)
-@click.option(
-    "--burst-per-key",
-    type=OrNone(click.INT),
-    help="How many deliveries an idle key accumulates; none is those of a second.",
-)
-@click.option("--fair/--no-fair", default=None, help="Whether messages of different keys take turns.")
-@click.option(
-    "--delay", "delay_seconds", type=SECONDS, help="How long to hold messages back that are put without a delay."
-)
-@click.option(
-    "--dead-letter-rule",
-    type=click.Choice(["failures", "deliveries", "never"]),
-    help="What makes dead letters: failed attempts, deliveries, or only a reject.",
-)
-@click.option(
-    "--retention-by-age/--no-retention-by-age",
-    default=None,
-    help="Whether --retention applies to stored messages too, by their age.",
-)
-@click.option(
-    "--group-batches/--no-group-batches",
-    default=None,
-    help="Whether one receive can lease several messages of a group, in order.",
-)
-def policy(name: str, **changes: Unpack[PolicyChanges]) -> None:
+def policy(name: str, **changes: Any) -> None:
     """Show the policy of a queue, or change it by options.
 
     A policy has the limits of a queue, and the defaults of its messages.
     """
-    changed = {field: None if value is NoValue.NONE else value for field, value in changes.items() if value is not None}
-    if changed:
+    if changed := given(changes):
         with connect.open_plane(create=True) as plane:
             of_queue = plane.queue(name)
             found: QueuePolicy = of_queue.set_policy(msgspec.structs.replace(of_queue.policy(), **changed))
     else:
         with open_queue(name) as opened:
             found = opened.policy()
-    printing.record({"queue": name, **msgspec.structs.asdict(found)})
+    printing.record({"queue": name, **printing.fields(found)})
 
 
 @queue.command(examples=["fastness queue watch jobs --json | while read -r line; do …; done"])
@@ -386,7 +266,7 @@ def watch(name: str, interval: float, count: int | None) -> None:
 def _changes(read_stats: Callable[[], QueueStats], interval: float) -> Iterator[dict[str, Any]]:
     before: dict[str, Any] | None = None
     while True:
-        fields = _stats_fields(read_stats())
+        fields = printing.fields(read_stats())
         counts = {name: value for name, value in fields.items() if name != "head_age_seconds"}
         if counts != before:
             before = counts
@@ -413,16 +293,6 @@ def _last_failure(delivery: Delivery) -> str | None:
     newest = delivery.failures[-1]
     error = ": ".join(part for part in (newest.error_type, newest.message) if part)
     return f"{newest.outcome} by {newest.owner}" + (f": {error}" if error else "")
-
-
-def _key_fields(name: str, found: KeyInfo) -> dict[str, Any]:
-    until = printing.timestamp(found.paused_until_ms)
-    return {"queue": name, **printing.fields(found, "paused_until_ms", paused_until=until)}
-
-
-def _stats_fields(found: QueueStats) -> dict[str, Any]:
-    fields: dict[str, Any] = msgspec.to_builtins(found)
-    return fields
 
 
 def _batches(items: Iterator[Item], size: int) -> Iterator[list[Item]]:

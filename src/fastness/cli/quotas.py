@@ -1,30 +1,18 @@
 """`fastness quota`: how much a universe may hold and do."""
 
 import time
-from typing import Any, Final
+from typing import Any
 
 import click
 import msgspec
 
 from fastness.cli import completion, connect, printing
 from fastness.cli.commands import CommandGroup, wants_json
-from fastness.cli.sizes import SIZE, size_text
+from fastness.cli.field_options import field_options, given
+from fastness.cli.operations import operation
+from fastness.cli.sizes import size_text
 from fastness.errors import InvalidArgument
-from fastness.wire.quotas import Quota, Usage
-
-_NONE: Final = "none"  # Removes one limit.
-
-
-class _OrNone(click.ParamType[Any]):
-    """A value, or `none`."""
-
-    def __init__(self, kind: click.ParamType[Any]) -> None:
-        self._kind = kind
-        self.name = f"{kind.name}|none"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return value if value == _NONE else self._kind.convert(value, param, ctx)
-
+from fastness.wire.quotas import Quota, SetQuota, Usage
 
 quota = CommandGroup(completions={"universe": completion.universes})
 
@@ -37,38 +25,19 @@ quota = CommandGroup(completions={"universe": completion.universes})
     ],
 )
 @click.argument("universe")
-@click.option(
-    "--messages",
-    type=_OrNone(click.INT),
-    help="The maximum number of messages in all queues, with leased ones and dead letters.",
-)
-@click.option(
-    "--bytes",
-    "bytes_",
-    type=_OrNone(SIZE),
-    help="The maximum size of all keys, values and blobs, as in 500MiB or 10GiB.",
-)
-@click.option(
-    "--connections",
-    type=_OrNone(click.INT),
-    help="The maximum number of connections to each server: of agents, and of tokens for this universe only.",
-)
-@click.option(
-    "--rate", "rate_per_second", type=_OrNone(click.FLOAT), help="The maximum calls per second to each server."
-)
-def set_(*, universe: str, bytes_: Any, **limits: Any) -> None:
+@field_options(Quota, changes=True)
+def set_(universe: str, **limits: Any) -> None:
     """Set limits of a universe. Limits that are not given stay as they are; `none` removes one.
 
     What is over a limit is refused (quota_exceeded). Reads, acks and deletions still work in a full universe. A
     universe may hold more than a new limit allows: then more is refused until it holds less.
     """
-    given = {name: value for name, value in {**limits, "bytes": bytes_}.items() if value is not None}
-    if not given:
+    changes = given(limits)
+    if not changes:
         raise InvalidArgument("Give at least one limit: --messages, --bytes, --connections or --rate")
-    changes = {name: None if value == _NONE else value for name, value in given.items()}
     with connect.open_plane(create=True) as plane:
         new = plane.quotas.set(universe, msgspec.structs.replace(plane.quotas.get(universe), **changes))
-    printing.result(f"Universe {universe}: {_quota_text(new)}", {"universe": universe, **_quota_fields(new)})
+    printing.result(f"Universe {universe}: {_quota_text(new)}", {"universe": universe, **printing.fields(new)})
 
 
 @quota.command(examples=["fastness quota show shop", "fastness quota show shop --json"])
@@ -83,18 +52,19 @@ def show(universe: str | None) -> None:
     with connect.open_plane() as plane:
         found = plane.quotas.usage(universe)
     if wants_json():
-        printing.record({"universe": universe, **msgspec.to_builtins(found), "quota": _quota_fields(found.quota)})
+        printing.record({"universe": universe, **msgspec.to_builtins(found), "quota": printing.fields(found.quota)})
         return
     click.echo("\n".join(usage_lines(universe, found, time.time() * 1_000)))
 
 
-@quota.command(examples=["fastness quota clear shop"])
-@click.argument("universe")
-def clear(universe: str) -> None:
-    """Remove all limits of a universe."""
-    with connect.open_plane() as plane:
-        plane.quotas.clear(universe)
-    printing.result(f"Universe {universe} has no quota", {"universe": universe, **_quota_fields(Quota())})
+operation(
+    quota,
+    "clear",
+    SetQuota,
+    "Universe {universe} has no quota",
+    help="Remove all limits of a universe.",
+    examples=["fastness quota clear shop"],
+)
 
 
 def usage_lines(universe: str, found: Usage, now_ms: float) -> list[str]:
@@ -136,7 +106,3 @@ def _quota_text(quota: Quota) -> str:
         None if quota.rate_per_second is None else f"{quota.rate_per_second:g} calls per second",
     ]
     return ", ".join(text for text in texts if text is not None) or "no quota"
-
-
-def _quota_fields(quota: Quota) -> dict[str, Any]:
-    return {name: getattr(quota, name) for name in quota.__struct_fields__}

@@ -1,79 +1,62 @@
 """`fastness queue schedule`: messages that are put on a cron schedule."""
 
-from typing import Any, Unpack
+from typing import Any
 
 import click
 
 from fastness.cli import completion, connect, printing, values
 from fastness.cli.commands import CommandGroup
-from fastness.cli.existing import open_queue
-from fastness.cli.message_options import message_options, read_message
-from fastness.errors import NotFound
-from fastness.handles.queues import MessageOptions
-from fastness.wire.queues import NewMessage, Schedule
+from fastness.cli.field_options import field_options, given
+from fastness.cli.message_bodies import read_message
+from fastness.cli.operations import operation
+from fastness.wire.queues import ListSchedules, NewMessage, RemoveSchedule, Schedule, SetSchedule
 
 schedule = CommandGroup(
     "schedule",
     help="Put messages at the times of cron expressions.",
-    completions={"name": completion.queues, "schedule_name": completion.schedules},
+    completions={"queue": completion.queues, "name": completion.schedules},
 )
 
 
 @schedule.command(
     examples=["fastness queue schedule add jobs nightly '0 3 * * *' '{\"report\": true}' --timezone Europe/Berlin"]
 )
-@click.argument("name", metavar="QUEUE")
-@click.argument("schedule_name", metavar="NAME")
+@click.argument("queue")
+@click.argument("name")
 @click.argument("cron")
 @click.argument("body", required=False)
 @click.option("--file", metavar="PATH", help="Read the body from a file; - is standard input.")
 @click.option("--timezone", default="UTC", show_default=True, help="The time zone of CRON.")
-@message_options
+@field_options(NewMessage)
 def add(
     *,
+    queue: str,
     name: str,
-    schedule_name: str,
     cron: str,
     body: str | None,
     file: str | None,
     timezone: str,
-    **options: Unpack[MessageOptions],
+    **options: Any,
 ) -> None:
     """Put BODY at the times of CRON. Replaces a schedule of the same NAME."""
     with values.open_input(body, file) as stream, connect.open_plane(create=True) as plane:
-        message = read_message(plane, stream, options)
-        found = plane.queue(name).schedule(
-            schedule_name, cron, message.payload, timezone=timezone, **_options_of(message)
-        )
+        message = read_message(plane, stream, given(options))
+        request = SetSchedule(queue, name, cron, message, timezone, plane.universe)
+        found = plane._transport.call(request)
     printing.record(_fields(found))
 
 
-@schedule.command("list")
-@click.argument("name", metavar="QUEUE")
-def list_(name: str) -> None:
-    """List the schedules of a queue, with their next times."""
-    with open_queue(name) as queue:
-        found = queue.schedules()
-    printing.rows([_fields(each) for each in found], ("name", "cron", "timezone", "next_at"), empty="No schedules.")
-
-
-@schedule.command()
-@click.argument("name", metavar="QUEUE")
-@click.argument("schedule_name", metavar="NAME")
-def delete(name: str, schedule_name: str) -> None:
-    """Delete a schedule."""
-    with connect.open_plane() as plane:
-        if not plane.queue(name).unschedule(schedule_name):
-            raise NotFound(
-                f"Queue {name} has no schedule {schedule_name}; list them with: fastness queue schedule list {name}"
-            )
-    printing.result(f"Deleted schedule {schedule_name}", {"queue": name, "deleted": schedule_name})
-
-
-def _options_of(message: NewMessage) -> dict[str, Any]:
-    return {name: getattr(message, name) for name in message.__struct_fields__ if name != "payload"}
-
-
 def _fields(found: Schedule) -> dict[str, Any]:
-    payload = printing.payload(found.message.payload, found.message.content_type)
-    return printing.fields(found, "message", **payload)
+    message = printing.payload(found.message.payload, found.message.content_type)
+    return {**printing.fields(found, without=("message",)), **message}
+
+
+operation(schedule, "list", ListSchedules, columns=("name", "cron", "timezone", "next_at"), show=_fields)
+operation(
+    schedule,
+    "delete",
+    RemoveSchedule,
+    "Deleted schedule {name}",
+    show=lambda _: {},
+    missing="Queue {queue} has no schedule {name}; list them with: fastness queue schedule list {queue}",
+)

@@ -21,7 +21,7 @@ def get(key: str) -> None:
         found = plane.state(key).get()
     if found is None:
         raise NotFound(f"State {key} does not exist; set it first")
-    fields = {"key": key, **printing.fields(found, value=printing.jsonable(found.value))}
+    fields = {"key": key, **printing.fields(found), "value": printing.jsonable(found.value)}
     printing.record(fields)
 
 

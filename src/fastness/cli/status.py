@@ -37,7 +37,7 @@ def mark_restored() -> None:
 def identity_fields(found: PlaneStatus) -> dict[str, Any]:
     """The fields of a status, for --json."""
     parents = [{"lineage": each.lineage, "until": printing.timestamp(each.until_ms)} for each in found.parents]
-    return printing.fields(found, "since_ms", since=printing.timestamp(found.since_ms), parents=parents)
+    return {**printing.fields(found, since_ms="since"), "parents": parents}
 
 
 def _lines(found: PlaneStatus) -> list[str]:

@@ -2,30 +2,22 @@
 
 import time
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 import click
 
 from fastness.cli import completion, connect, printing
 from fastness.cli.commands import CommandGroup
 from fastness.cli.durations import SECONDS
+from fastness.cli.operations import operation
 from fastness.errors import InvalidArgument, NotFound
 from fastness.handles.sync.plane import Plane
-from fastness.limits import READ_ENTRIES_MAX
 from fastness.wire.permissions import SQS_VERBS
-from fastness.wire.tokens import TokenInfo
+from fastness.wire.tokens import ListTokens, TokenInfo
 
-_COLUMNS: Final = (
-    "id",
-    "name",
-    "universes",
-    "verbs",
-    "queues",
-    "access_key_id",
-    "created_at",
-    "expires_at",
-    "revoked_at",
-)
+
+def _fields(info: TokenInfo) -> dict[str, Any]:
+    return {**printing.fields(info), "access_key_id": info.access_key_id or None, "maker": info.maker or None}
 
 
 token = CommandGroup(completions={"token": completion.tokens})
@@ -111,14 +103,13 @@ def create(
     printing.result(created.token, {"token": created.token, **_fields(created.info)})
 
 
-@token.command("list")
-@click.option("--after", default="", help="Start after this id.")
-@click.option("--limit", type=click.IntRange(1, READ_ENTRIES_MAX), default=1_000, help="The maximum number of results.")
-def list_(after: str, limit: int) -> None:
-    """List the tokens, without their secrets."""
-    with connect.open_plane() as plane:
-        found = plane.tokens.page(after=after, limit=limit).tokens
-    printing.rows([_fields(each) for each in found], _COLUMNS, empty="No tokens.")
+operation(
+    token,
+    "list",
+    ListTokens,
+    columns=("id", "name", "universes", "verbs", "queues", "access_key_id", "created_at", "expires_at", "revoked_at"),
+    show=_fields,
+)
 
 
 @token.command("self")
@@ -171,7 +162,3 @@ def _all_tokens(plane: Plane) -> Iterator[TokenInfo]:
         page = plane.tokens.page(after=after, limit=1_000)
         yield from page.tokens
         after = page.next
-
-
-def _fields(info: TokenInfo) -> dict[str, Any]:
-    return printing.fields(info, access_key_id=info.access_key_id or None, maker=info.maker or None)

@@ -1,6 +1,5 @@
 """`fastness workflow`: runs of workflows."""
 
-import sys
 from typing import Any, Final
 
 import click
@@ -9,18 +8,23 @@ import msgspec
 from fastness.cli import completion, connect, printing, values
 from fastness.cli.commands import CommandGroup, wants_json
 from fastness.cli.durations import WAIT
-from fastness.errors import InvalidArgument, InvalidValue, ResultNotReady
-from fastness.handles.sync.plane import Plane
-from fastness.limits import RUNS_LISTED_MAX
+from fastness.cli.operations import operation
+from fastness.cli.results import print_value, wait_for_result
+from fastness.errors import InvalidArgument, InvalidValue
 from fastness.wire.hosting import HostingInfo, summary_of
 from fastness.wire.run_timeline import TimelineEvent
 from fastness.wire.run_values import decode_value
-from fastness.wire.runs import RUN_PREFIX, RUNNING, STATES, RunInfo
+from fastness.wire.runs import RUN_PREFIX, RUNNING, CancelRun, DeleteRun, ListRuns, RunInfo
 from fastness.wire.timers import TimerInfo
 
-_COLUMNS: Final = ("id", "workflow", "state", "started_at", "ended_at", "error")
 _TIMELINE_COLUMNS: Final = ("at", "kind", "name", "duration", "details")
 _DETAIL_CHARACTERS: Final = 200  # Of the details of an event in a table; JSON output has all of them.
+
+
+def _fields(found: RunInfo) -> dict[str, Any]:
+    hidden = ("result", "published", "is_duplicate", "result_blob", "is_cancelling", "incarnation")
+    is_cancelling = found.is_cancelling and found.state == RUNNING
+    return printing.fields(found, without=hidden) | ({"state": "cancelling"} if is_cancelling else {})
 
 
 workflow = CommandGroup(completions={"id": completion.runs, "workflow": completion.workflows})
@@ -76,47 +80,21 @@ def result(id: str, wait: float) -> None:
 
     Exit code 7 means that the run has not ended yet, and 5 that it failed or was cancelled.
     """
-    pending: ResultNotReady | None = None
-
-    def read(plane: Plane, seconds: float) -> tuple[Any] | None:
-        nonlocal pending
-        try:
-            return (plane.workflows.result(id, wait_seconds=seconds),)
-        except ResultNotReady as error:
-            pending = error
-            return None
-
-    with connect.PlaneCaller(connect.current_target()) as caller:
-        found = caller.poll(read, wait)
-    if found is None:
-        assert pending is not None
-        raise pending
+    value = wait_for_result(lambda plane, seconds: plane.workflows.result(id, wait_seconds=seconds), wait)
     if wants_json():
-        printing.record({"id": id, "result": printing.jsonable(found[0])})
-    elif isinstance(found[0], bytes):
-        sys.stdout.buffer.write(found[0])
-        sys.stdout.buffer.flush()
+        printing.record({"id": id, "result": printing.jsonable(value)})
     else:
-        click.echo(printing.escape_control(printing.compact(found[0])))
+        print_value(value)
 
 
-@workflow.command("list", examples=["fastness workflow list --state failed --workflow research"])
-@click.option("--state", type=click.Choice(STATES), help="Only runs in this state.")
-@click.option("--workflow", metavar="NAME", help="Only runs of this workflow.")
-@click.option("--after", default="", help="Start after this id.")
-@click.option("--limit", type=click.IntRange(1), default=1_000, help="The maximum number of results.  [default: 1000]")
-def list_(state: str | None, workflow: str | None, after: str, limit: int) -> None:
-    """List runs in the order of their ids."""
-    found: list[RunInfo] = []
-    following: str | None = after
-    with connect.open_plane() as plane:
-        while following is not None and len(found) < limit:
-            page = plane.workflows.list(
-                state=state, workflow=workflow, after=following, limit=min(limit - len(found), RUNS_LISTED_MAX)
-            )
-            found += page.runs
-            following = page.next
-    printing.rows([_fields(each) for each in found], _COLUMNS, empty="No runs.")
+operation(
+    workflow,
+    "list",
+    ListRuns,
+    columns=("id", "workflow", "state", "started_at", "ended_at", "error"),
+    show=_fields,
+    examples=["fastness workflow list --state failed --workflow research"],
+)
 
 
 @workflow.command()
@@ -168,27 +146,22 @@ def query(id: str) -> None:
         click.echo(printing.escape_control(printing.compact(found)))
 
 
-@workflow.command(examples=["fastness workflow cancel r-17 --reason 'not needed any more'"])
-@click.argument("id")
-@click.option("--reason", default="", help="Why; the error of the run, once it has ended.")
-@click.option("--force", is_flag=True, help="End the run at once, without its clean-up: if no host can run it.")
-def cancel(id: str, reason: str, force: bool) -> None:
-    """Ask a run to end. Its code can clean up first. A run that has ended is not changed."""
-    with connect.open_plane() as plane:
-        found = plane.workflows.cancel(id, reason, force=force)
-    text = f"Cancelling {id}" if found.ended_ms is None else f"Run {id} is {found.state}"
-    printing.result(text, _fields(found))
-
-
-@workflow.command()
-@click.argument("id")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-def delete(id: str, yes: bool) -> None:
-    """Delete a run that has ended, with its history."""
-    values.confirm(f"Delete run {id} with its history?", yes=yes)
-    with connect.open_plane() as plane:
-        plane.workflows.delete(id)
-    printing.result(f"Deleted {id}", {"id": id, "deleted": True})
+operation(
+    workflow,
+    "cancel",
+    CancelRun,
+    text=lambda run: f"Cancelling {run['id']}" if run["ended_at"] is None else f"Run {run['id']} is {run['state']}",
+    show=_fields,
+    examples=["fastness workflow cancel r-17 --reason 'not needed any more'"],
+)
+operation(
+    workflow,
+    "delete",
+    DeleteRun,
+    "Deleted {id}",
+    show=lambda _: {"deleted": True},
+    confirm="Delete run {id} with its history?",
+)
 
 
 def _argument(text: str) -> Any:
@@ -197,14 +170,6 @@ def _argument(text: str) -> Any:
         return values.parse_json(text)
     except InvalidValue:
         return text
-
-
-def _fields(found: RunInfo) -> dict[str, Any]:
-    return printing.fields(
-        found,
-        *("result", "published", "is_duplicate", "result_blob", "is_cancelling", "incarnation"),
-        state="cancelling" if found.is_cancelling and found.state == RUNNING else found.state,
-    )
 
 
 def _values(found: RunInfo) -> dict[str, Any]:

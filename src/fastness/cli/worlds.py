@@ -1,7 +1,7 @@
 """`fastness world`: journals with an inbox and snapshots."""
 
 import time
-from typing import Any, Final
+from typing import Any
 
 import cbor2
 import click
@@ -10,37 +10,41 @@ import msgspec
 from fastness.cli import completion, connect, printing, values
 from fastness.cli.commands import CommandGroup
 from fastness.cli.durations import SECONDS
+from fastness.cli.field_options import limit_option
+from fastness.cli.operations import operation
 from fastness.errors import InvalidArgument, InvalidValue
 from fastness.handles.sync.plane import Plane
-from fastness.limits import BATCH_ENTRIES_MAX, READ_ENTRIES_MAX, SEGMENT_ENTRIES, SEGMENT_MARGIN
-from fastness.wire.hosting import HostingInfo
+from fastness.limits import BATCH_ENTRIES_MAX, READ_ENTRIES_MAX
+from fastness.wire.hosting import HostingInfo, ListAside, ResumeWorld, RetryAside
 from fastness.wire.inboxes import Control, DomainEvent, InboxItem
-from fastness.wire.worlds import Described, Record
-
-_COLUMNS: Final = ("name", "state", "head", "created_at")
-
-
-world = CommandGroup(completions={"name": completion.worlds})
-
-
-@world.command()
-@click.argument("name")
-@click.option("--manifest", "manifest_hash", metavar="HASH", help="The hash of the world's manifest.")
-@click.option("--program", help="The program that hosts run the world with.")
-def create(name: str, manifest_hash: str | None, program: str | None) -> None:
-    """Create a world."""
-    with connect.open_plane(create=True) as plane:
-        _print(plane.world(name).create(manifest_hash=manifest_hash, program=program))
+from fastness.wire.worlds import (
+    ChangeWorld,
+    CompactWorld,
+    CreateWorld,
+    DeleteWorld,
+    Described,
+    DrainInbox,
+    ForkWorld,
+    PromoteSnapshot,
+    Record,
+    SurveyWorlds,
+)
 
 
-@world.command("list")
-@click.option("--after", default="", help="Start after this name.")
-@click.option("--limit", type=click.IntRange(1, READ_ENTRIES_MAX), default=1_000, help="The maximum number of results.")
-def list_(after: str, limit: int) -> None:
-    """List the worlds, with their state and head."""
-    with connect.open_plane() as plane:
-        found = [plane.world(name).describe() for name in plane.worlds(after=after, limit=limit)]
-    printing.rows([_fields(each) for each in found], _COLUMNS, empty="No worlds.")
+def _fields(found: Described) -> dict[str, Any]:
+    return printing.fields(found, without=("hot", "baseline"))
+
+
+def _hosting_fields(found: HostingInfo) -> dict[str, Any]:
+    names = {"world": "name", "owner": "host", "expires_ms": "held_until", "attempts": "failed_attempts"}
+    return printing.fields(found, without=("fence",), **names)
+
+
+world = CommandGroup(completions=dict.fromkeys(("name", "world"), completion.worlds))
+
+
+operation(world, "create", CreateWorld, help="Create a world.", show=_fields, create=True)
+operation(world, "list", SurveyWorlds, columns=("name", "state", "head", "created_at"), show=_fields)
 
 
 @world.command()
@@ -122,7 +126,7 @@ def tail(name: str, count: int, start: int | None, follow: bool, interval: float
                 return
 
 
-@world.group(completions={"name": completion.worlds})
+@world.group(completions=dict.fromkeys(("name", "world"), completion.worlds))
 def inbox() -> None:
     """Manage the inbox of a world, which receives its events."""
 
@@ -154,9 +158,7 @@ def put(
 @inbox.command()
 @click.argument("name")
 @click.option("--after", type=int, help="Start after this item.  [default: the last drained item]")
-@click.option(
-    "-n", "count", type=click.IntRange(1, READ_ENTRIES_MAX), default=100, help="The maximum number of results."
-)
+@limit_option("-n", 100, field="count")
 def read(name: str, after: int | None, count: int) -> None:
     """List the items of the inbox that are not drained yet."""
     with connect.open_plane() as plane:
@@ -166,19 +168,13 @@ def read(name: str, after: int | None, count: int) -> None:
     printing.rows(rows, ("sequence", "item"), empty="No items to drain.")
 
 
-@world.command()
-@click.argument("name")
-@click.option(
-    "--limit",
-    type=click.IntRange(1, BATCH_ENTRIES_MAX),
-    default=BATCH_ENTRIES_MAX,
-    help="The maximum number of items.",
+operation(
+    world,
+    "drain",
+    DrainInbox,
+    text=lambda fields: f"Moved {len(fields['heights'])} items into the journal of {fields['world']}",
+    show=lambda drained: {"heights": drained.heights},
 )
-def drain(name: str, limit: int) -> None:
-    """Move the next inbox items into the journal, each once."""
-    with connect.open_plane() as plane:
-        heights = plane.world(name).drain(limit=limit)
-    printing.result(f"Moved {len(heights)} items into the journal of {name}", {"world": name, "heights": heights})
 
 
 @world.command(
@@ -236,33 +232,14 @@ def snapshot(
     printing.record(msgspec.structs.asdict(found))
 
 
-@world.command()
-@click.argument("name")
-@click.argument("height", type=int)
-def promote(name: str, height: int) -> None:
-    """Make the snapshot at HEIGHT the baseline of restores."""
-    with connect.open_plane() as plane:
-        printing.record(msgspec.structs.asdict(plane.world(name).snapshots.promote(height)))
-
-
-@world.command()
-@click.argument("name")
-@click.option(
-    "--entries", type=int, default=SEGMENT_ENTRIES, show_default=True, help="The number of records per segment."
+operation(world, "promote", PromoteSnapshot, help="Make the snapshot at HEIGHT the baseline of restores.")
+operation(
+    world,
+    "compact",
+    CompactWorld,
+    "Moved {records:,} records of {world} into {segments:,} new segments",
+    help="Move old journal records to the object store. Reads still return them.",
 )
-@click.option(
-    "--margin",
-    type=int,
-    default=SEGMENT_MARGIN,
-    show_default=True,
-    help="How many records below the baseline stay in the key space.",
-)
-def compact(name: str, entries: int, margin: int) -> None:
-    """Move old journal records to the object store. Reads still return them."""
-    with connect.open_plane() as plane:
-        found = plane.world(name).compact(entries=entries, margin=margin)
-    text = f"Moved {found.records:,} records of {name} into {found.segments:,} new segments"
-    printing.result(text, {"world": name, **msgspec.structs.asdict(found)})
 
 
 @world.command(
@@ -277,103 +254,46 @@ def program(name: str, program: str | None, remove: bool) -> None:
         raise InvalidArgument("Give a program, or --remove, but not both")
     with connect.open_plane() as plane:
         found = plane.world(name)
-        _print_hosting(found.hosting() if program is None and not remove else found.set_program(program))
+        hosting = found.hosting() if program is None and not remove else found.set_program(program)
+    printing.record(_hosting_fields(hosting))
 
 
-@world.command("resume-program")
-@click.argument("name")
-def resume_program(name: str) -> None:
-    """Let hosts run a world again that an error has stopped."""
-    with connect.open_plane() as plane:
-        _print_hosting(plane.world(name).resume_program())
+operation(world, "resume-program", ResumeWorld, show=_hosting_fields)
 
 
-@world.group(completions={"name": completion.worlds})
+@world.group(completions=dict.fromkeys(("name", "world"), completion.worlds))
 def aside() -> None:
     """Manage items that their program kept failing to handle."""
 
 
-@aside.command("list")
-@click.argument("name")
-@click.option("--after", type=int, help="Start after this item.")
-@click.option(
-    "-n", "count", type=click.IntRange(1, READ_ENTRIES_MAX), default=100, help="The maximum number of results."
+operation(
+    aside,
+    "list",
+    ListAside,
+    columns=("sequence", "set_aside_at", "error", "item"),
+    show=lambda found: {**printing.fields(found), "item": msgspec.to_builtins(found.item)},
+    limit=("-n", 100),
+    empty="No items are set aside.",
 )
-def list_aside(name: str, after: int | None, count: int) -> None:
-    """List the items that were set aside, with their errors."""
-    with connect.open_plane() as plane:
-        found = plane.world(name).aside(after=after, limit=count)
-    rows = [printing.fields(each, item=msgspec.to_builtins(each.item)) for each in found]
-    printing.rows(rows, ("sequence", "set_aside_at", "error", "item"), empty="No items are set aside.")
-
-
-@aside.command()
-@click.argument("name")
-@click.argument("sequence", type=click.IntRange(0))
-def retry(name: str, sequence: int) -> None:
-    """Put an item back at the end of the inbox."""
-    with connect.open_plane() as plane:
-        plane.world(name).retry_aside(sequence)
-    printing.result(f"Put item {sequence} back into the inbox of {name}", {"world": name, "sequence": sequence})
-
-
-@aside.command("delete")
-@click.argument("name")
-@click.argument("sequence", type=click.IntRange(0))
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-def delete_aside(name: str, sequence: int, yes: bool) -> None:
-    """Permanently delete an item that was set aside."""
-    values.confirm(f"Permanently delete item {sequence} of {name}?", yes=yes)
-    with connect.open_plane() as plane:
-        plane.world(name).drop_aside(sequence)
-    printing.result(f"Deleted item {sequence} of {name}", {"world": name, "sequence": sequence})
-
-
-@world.command()
-@click.argument("name")
-@click.argument("target")
-@click.option("--height", type=int, required=True, help="The height below which the history is shared.")
-def fork(name: str, target: str, height: int) -> None:
-    """Create the world TARGET with the history of NAME.
-
-    TARGET shares the history below --height.
-    """
-    with connect.open_plane() as plane:
-        _print(plane.world(name).fork(target, height=height).describe())
-
-
-@world.command()
-@click.argument("name")
-def pause(name: str) -> None:
-    """Stop accepting appends and drains."""
-    with connect.open_plane() as plane:
-        _print(plane.world(name).pause())
-
-
-@world.command()
-@click.argument("name")
-def resume(name: str) -> None:
-    """Resume a paused or archived world."""
-    with connect.open_plane() as plane:
-        _print(plane.world(name).resume())
-
-
-@world.command()
-@click.argument("name")
-def archive(name: str) -> None:
-    """Make a world read-only."""
-    with connect.open_plane() as plane:
-        _print(plane.world(name).archive())
-
-
-@world.command()
-@click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-def delete(name: str, yes: bool) -> None:
-    """Permanently delete an archived world. A world created under its name later is its next incarnation."""
-    values.confirm(f"Permanently delete the world {name} and its history?", yes=yes)
-    with connect.open_plane() as plane:
-        _print(plane.world(name).delete())
+operation(
+    aside,
+    "retry",
+    RetryAside,
+    "Put item {sequence} back into the inbox of {world}",
+    help="Put an item back at the end of the inbox.",
+)
+operation(
+    aside,
+    "delete",
+    RetryAside,
+    "Deleted item {sequence} of {world}",
+    given={"drop": True},
+    confirm="Permanently delete item {sequence} of {world}?",
+)
+operation(world, "fork", ForkWorld, help="Create the world TARGET with the history of WORLD.", show=_fields)
+for _name, _state in (("pause", "paused"), ("resume", "active"), ("archive", "archived")):
+    operation(world, _name, ChangeWorld, show=_fields, given={"state": _state})
+operation(world, "delete", DeleteWorld, show=_fields, confirm="Permanently delete the world {world} and its history?")
 
 
 @world.command(
@@ -425,27 +345,3 @@ def _print_record(record: Record) -> None:
     value = printing.jsonable(cbor2.loads(record.value))
     text = f"{record.height:>8}  {record.kind:<8}  {printing.compact(value)}"
     printing.line({"height": record.height, "kind": record.kind, "value": value}, text)
-
-
-def _print(found: Described) -> None:
-    printing.record(_fields(found))
-
-
-def _print_hosting(found: HostingInfo) -> None:
-    printing.record(
-        {
-            "name": found.world,
-            "program": found.program,
-            "host": found.owner,
-            "held_until": printing.timestamp(found.expires_ms),
-            "ready_at": printing.timestamp(found.ready_ms),
-            "failed_attempts": found.attempts,
-            "is_stopped": found.is_stopped,
-            "set_aside": found.set_aside,
-            "error": found.error,
-        }
-    )
-
-
-def _fields(found: Described) -> dict[str, Any]:
-    return printing.fields(found, "hot", "baseline")

@@ -158,27 +158,27 @@ class AsyncQueue:
         """Put a message: bytes as they are, anything else as JSON. The receipt has the message's id and durability.
 
         Args:
-            content_type: The content type of the body. By default that of JSON or of bytes, as the body is.
+            content_type: The content type of the body. By default it follows from the body.
             attributes: Texts by name, which consumers get with the message.
-            correlation_id: An id that links related messages and requests. By default its own id.
+            correlation_id: An id that links related messages and requests. By default that of the message.
             priority: 0 to 9; 9 is delivered first.
             group: Messages of one group are delivered one at a time, in order.
             idempotency_key: A put with the same key within five minutes adds nothing; its receipt has `duplicate`.
-            delay_seconds: How long to hold it back. By default the policy decides: not at all.
-            ttl_seconds: How long to keep it. Then it is removed, delivered or not.
-            max_attempts: After this many failed attempts it becomes a dead letter.
+            delay_seconds: Hold the message back for this time. By default the policy decides: not at all.
+            ttl_seconds: Remove the message after this time, delivered or not.
+            max_attempts: After this many failed attempts the message becomes a dead letter.
             visibility_seconds: How long a delivery is leased to its consumer.
             retry_delay_seconds: The delay after the first failure, from which the back-off of the policy grows.
             key: Messages with the same key share the limits `concurrency_per_key` and `rate_per_key` of the policy, and
                 take turns with other keys if it is `fair`.
-            keep_result: Keep what becomes of it, for `result` and `get`.
+            keep_result: Keep what becomes of the message, with its result, so that it can be read when it is done.
             unique_key: While a message has this key, a put with the same key adds nothing; its receipt has `duplicate`.
-            unique_until: When it gives up its unique key: "done" (it is done, dead or cancelled), "leased", or after
-                this many seconds.
-            debounce_key: Hold it back for `debounce_seconds`. A put with the same key within that time replaces it and
-                starts the time again.
+            unique_until: When the message gives up its `unique_key`: `done` (also dead or cancelled), `leased`, or
+                after a time.
+            debounce_key: Hold the message back for `debounce_seconds`. A put with the same key within that time
+                replaces it and starts the time again.
             debounce_seconds: How long a message with a `debounce_key` is held back after the last put.
-            debounce_max_seconds: How long after the first put that time ends at the latest.
+            debounce_max_seconds: How long after the first put a message with a `debounce_key` is held back at most.
         """
         payload, kind = payload_of(body)
         message = NewMessage(  # By position: a struct of this size takes several times as long by keyword.

@@ -52,7 +52,6 @@ def set_quota(tx: Transaction, universe: str, quota: Quota) -> Quota:
     """Store the quota of a universe in place of its earlier one. An empty one is not stored.
 
     Raises:
-        InvalidArgument: a limit is out of range.
         Busy: as many universes have quotas as allowed.
     """
     key = _UNIVERSES.key(universe)

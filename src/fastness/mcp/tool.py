@@ -1,9 +1,10 @@
 """Tools: a name, a description, and a function from an input struct to an output struct."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar, cast
 
 import mcp_types
 import msgspec
@@ -21,9 +22,48 @@ class ToolInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class ToolOutput(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of a tool. Each field is annotated with `Meta(description=…)`."""
 
+    @classmethod
+    def of(cls, found: object, **given: Any) -> Self:
+        """The answer with these fields, and with those that `found` has; of its `due_ms` comes `due_at` in UTC."""
+        fields = {
+            name: utc(getattr(found, f"{name[:-3]}_ms")) if name.endswith("_at") else getattr(found, name)
+            for name in cls.__struct_fields__
+            if name not in given and hasattr(found, f"{name[:-3]}_ms" if name.endswith("_at") else name)
+        }
+        return cls(**fields, **given)
+
+
+def utc(ms: int) -> str:
+    """A time in milliseconds since 1970 as text."""
+    return datetime.fromtimestamp(ms / 1_000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
 
 Input = TypeVar("Input", bound=ToolInput)
 Output = TypeVar("Output", bound=ToolOutput)
+
+
+def with_fields_of(struct: type[msgspec.Struct], names: Collection[str]) -> Callable[[type[Input]], type[Input]]:
+    """Add fields of a struct to an input, with their types, help and defaults; its own fields come first."""
+
+    def add(kind: type[Input]) -> type[Input]:
+        own = msgspec.structs.fields(kind)
+        known = {field.name for field in own}
+        added = [field for field in msgspec.structs.fields(struct) if field.name in names and field.name not in known]
+        found: Any = msgspec.defstruct(
+            kind.__name__,
+            [(field.name, field.type, _default(field)) for field in (*own, *added)],
+            bases=(ToolInput,),
+            module=kind.__module__,
+            frozen=True,
+            kw_only=True,
+        )
+        return cast("type[Input]", found)
+
+    return add
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,29 +16,16 @@ from fastness.server.http import json_codec
 from fastness.server.http.endpoints import BYTES, Endpoint, Parameter, first_sentence
 from fastness.server.http.events import SSE
 from fastness.server.http.limits import IDEMPOTENCY_KEY_CHARACTERS_MAX
-from fastness.server.http.message_schemas import (
-    FoundMessageView,
-    LeasedMessageView,
-    MessageInfoView,
-    MessageResultView,
-    MessageView,
-)
+from fastness.server.http.message_schemas import VIEWS
 from fastness.server.http.routes import TAGS
 from fastness.server.openapi_examples import add_examples, problem_responses, problems, response_name
 from fastness.server.problems import JSON
 from fastness.wire.fields import Name
 from fastness.wire.problems import Problem
-from fastness.wire.queues import Delivery, FoundMessage, LeasedMessage, MessageInfo, MessageResult
 
 _REFS: Final = "#/components/schemas/{name}"
 _PATH_TYPE: Final = re.compile(r"{(\w+):\w+}")
-_VIEWS: Final[dict[type, type]] = {
-    Delivery: MessageView,
-    FoundMessage: FoundMessageView,
-    LeasedMessage: LeasedMessageView,
-    MessageInfo: MessageInfoView,
-    MessageResult: MessageResultView,
-}
+_VIEWS: Final = {kind: view for kind, (view, _) in VIEWS.items()}
 _BASE64: Final = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 _ANY_JSON: Final = {"description": "Any JSON value."}
 _COMMON_PARAMETERS: Final = (
@@ -118,7 +105,8 @@ def routes(endpoints: Sequence[Endpoint]) -> list[Route]:
 def _types_of(endpoints: Sequence[Endpoint]) -> list[Any]:
     """The types of all bodies, responses and parameters, without duplicates."""
     found: dict[int, Any] = {id(Problem): Problem}
-    for body_type in (*_VIEWS.values(), *json_codec.BODY_TYPES.values()):
+    shared = (each.type for each in (*_COMMON_PARAMETERS, _UNIVERSE, _IDEMPOTENCY))
+    for body_type in (*_VIEWS.values(), *json_codec.BODY_TYPES.values(), *shared):
         found[id(body_type)] = body_type
     for endpoint in endpoints:
         kinds = [

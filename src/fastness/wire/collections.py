@@ -188,7 +188,7 @@ class ListPartitions(Request[PartitionPage], frozen=True, tag="collections.parti
     )
 
     collection: Name
-    prefix: PartitionPrefix = ""
+    prefix: Annotated[PartitionPrefix, Meta(description="Only partitions that start with this text.")] = ""
     after: PartitionPrefix = ""
     limit: Annotated[int, Meta(ge=1, le=limits.COLLECTION_ROWS_MAX)] = 100
     universe: Name = UNIVERSE

@@ -14,6 +14,7 @@ from operator import or_
 from types import UnionType
 from typing import Annotated, Any, Final, Literal, NamedTuple, Union, get_args, get_origin
 
+import msgspec
 from msgspec import Meta
 
 from fastness import limits
@@ -110,6 +111,22 @@ def short_name(noun: str, most: int) -> Meta:
 
     pattern = NAME_PATTERN.replace(str(limits.NAME_BYTES_MAX), str(most))
     return ruled(check, lambda name: len(name) <= most and name in known_names, pattern=pattern, maxLength=most)
+
+
+def description_of(kind: Any) -> str:
+    """The help of a field of this type; empty if it has none."""
+    metas = get_args(kind)[1:] if get_origin(kind) is Annotated else ()
+    return next((each.description for each in metas if isinstance(each, Meta) and each.description), "")
+
+
+def described_fields(struct: type[msgspec.Struct]) -> list[msgspec.structs.FieldInfo]:
+    """The fields of a struct that have help: those that a user gives as options."""
+    return [field for field in msgspec.structs.fields(struct) if description_of(field.type)]
+
+
+def default_of(field: msgspec.structs.FieldInfo) -> Any:
+    """The default of a field; `NODEFAULT` if it has none."""
+    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
 
 
 def one_of(*words: str) -> Meta:

@@ -1,6 +1,9 @@
 """Leases: exclusive ownership of a key for a limited time, with a fence."""
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from fastness.limits import LEASE_TTL_SECONDS
 from fastness.names import UNIVERSE
@@ -124,7 +127,7 @@ class BreakLease(Request[Released], frozen=True, tag="leases.break"):
     )
 
     key: Key
-    fence: int
+    fence: Annotated[int, Meta(description="The fence of the lease to end, which a description of the lease shows.")]
     universe: Name = UNIVERSE
 
 

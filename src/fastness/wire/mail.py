@@ -149,10 +149,17 @@ class Addresses(msgspec.Struct, frozen=True):
 class MailPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The limits of all mailboxes of a universe. A server may have other defaults, for universes without a policy."""
 
-    pending_max: Annotated[int, Meta(ge=1, le=limits.MAILBOX_MAILS_LIMIT_MAX)] = (
-        MAILBOX_MAILS_MAX  # Unconfirmed mails of one mailbox; more are refused.
-    )
-    ttl_seconds: Annotated[float, Meta(ge=1, le=limits.MAIL_TTL_SECONDS_MAX)] = MAIL_TTL_SECONDS
+    pending_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=limits.MAILBOX_MAILS_LIMIT_MAX,
+            description="The maximum number of unconfirmed mails of a mailbox; more are refused.",
+        ),
+    ] = MAILBOX_MAILS_MAX
+    ttl_seconds: Annotated[
+        float, Meta(ge=1, le=limits.MAIL_TTL_SECONDS_MAX, description="Remove mail after this time.")
+    ] = MAIL_TTL_SECONDS
 
 
 class Confirmed(msgspec.Struct, frozen=True):
@@ -227,7 +234,7 @@ class ConfirmMail(Request[Confirmed], frozen=True, tag="mail.confirm"):
             Route(
                 "POST",
                 "/v1/mailboxes/{agent}/confirm",
-                "Confirm the delivery of mails: remove them and send delivery receipts.",
+                "Confirm mails: remove them, and send receipts.",
             ),
         ),
     )

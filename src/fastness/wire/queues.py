@@ -54,11 +54,12 @@ class NewMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
     payload: bytes = b""
     content_type: Annotated[
-        str, Meta(description="The content type of the body. By default that of JSON or of bytes, as the body is.")
+        str, Meta(description="The content type of the body. By default it follows from the body.")
     ] = "application/octet-stream"
     attributes: Annotated[dict[str, str], Meta(description="Texts by name, which consumers get with the message.")] = {}
     correlation_id: Annotated[
-        CorrelationId | None, Meta(description="An id that links related messages and requests. By default its own id.")
+        CorrelationId | None,
+        Meta(description="An id that links related messages and requests. By default that of the message."),
     ] = None
     priority: Annotated[Priority, Meta(description="0 to 9; 9 is delivered first.")] = 5
     group: Annotated[Name | None, Meta(description="Messages of one group are delivered one at a time, in order.")] = (
@@ -69,13 +70,14 @@ class NewMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
         Meta(description="A put with the same key within five minutes adds nothing; its receipt has `duplicate`."),
     ] = None
     delay_seconds: Annotated[
-        DelaySeconds | None, Meta(description="How long to hold it back. By default the policy decides: not at all.")
+        DelaySeconds | None,
+        Meta(description="Hold the message back for this time. By default the policy decides: not at all."),
     ] = None
     ttl_seconds: Annotated[
-        RetentionSeconds | None, Meta(description="How long to keep it. Then it is removed, delivered or not.")
+        RetentionSeconds | None, Meta(description="Remove the message after this time, delivered or not.")
     ] = None
     max_attempts: Annotated[
-        MaxAttempts | None, Meta(description="After this many failed attempts it becomes a dead letter.")
+        MaxAttempts | None, Meta(description="After this many failed attempts the message becomes a dead letter.")
     ] = None
     visibility_seconds: Annotated[
         VisibilitySeconds | None, Meta(description="How long a delivery is leased to its consumer.")
@@ -91,7 +93,10 @@ class NewMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
             "policy, and take turns with other keys if it is `fair`."
         ),
     ] = None
-    keep_result: Annotated[bool, Meta(description="Keep what becomes of it, for `result` and `get`.")] = False
+    keep_result: Annotated[
+        bool,
+        Meta(description="Keep what becomes of the message, with its result, so that it can be read when it is done."),
+    ] = False
     unique_key: Annotated[
         IdempotencyKey | None,
         Meta(
@@ -102,22 +107,23 @@ class NewMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     unique_until: Annotated[
         Literal["done", "leased"] | RetentionSeconds,
         Meta(
-            description='When it gives up its unique key: "done" (it is done, dead or cancelled), "leased", or after '
-            "this many seconds."
+            description="When the message gives up its `unique_key`: `done` (also dead or cancelled), `leased`, or "
+            "after a time."
         ),
     ] = "done"
     debounce_key: Annotated[
         IdempotencyKey | None,
         Meta(
-            description="Hold it back for `debounce_seconds`. A put with the same key within that time replaces it and "
-            "starts the time again."
+            description="Hold the message back for `debounce_seconds`. A put with the same key within that time "
+            "replaces it and starts the time again."
         ),
     ] = None
     debounce_seconds: Annotated[
         DelaySeconds, Meta(description="How long a message with a `debounce_key` is held back after the last put.")
     ] = 0.0
     debounce_max_seconds: Annotated[
-        DebounceSeconds | None, Meta(description="How long after the first put that time ends at the latest.")
+        DebounceSeconds | None,
+        Meta(description="How long after the first put a message with a `debounce_key` is held back at most."),
     ] = None
     blob: Hash | None = None
     blob_size: Count = 0
@@ -462,43 +468,88 @@ class Outcomes(msgspec.Struct, frozen=True, omit_defaults=True):
 class QueuePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The defaults for the messages of a queue."""
 
-    visibility_seconds: VisibilitySeconds = 30.0
-    max_attempts: MaxAttempts = 5
-    dead_letter_queue: QueueName | None = None  # Default: "<queue>.dlq".
-    retention_seconds: RetentionSeconds | None = None  # How long a message without a TTL is kept; None: for ever.
-    dead_letter_retention_seconds: RetentionSeconds = 1_209_600.0
-    rate_per_second: Annotated[float, Meta(ge=0.001, le=limits.RATE_MAX)] | None = None  # Deliveries; None: no limit.
-    paused: bool = False
-    failures_kept: Annotated[int, Meta(ge=0, le=limits.FAILURES_KEPT_MAX)] = (
-        10  # Failed attempts that are kept of each message, the newest.
+    visibility_seconds: Annotated[
+        VisibilitySeconds, Meta(description="How long a delivery is leased to its consumer.")
+    ] = 30.0
+    max_attempts: Annotated[
+        MaxAttempts, Meta(description="After this many failed attempts a message becomes a dead letter.")
+    ] = 5
+    dead_letter_queue: Annotated[
+        QueueName | None, Meta(description="The queue that gets the dead letters; none: `<queue>.dlq`.")
+    ] = None
+    retention_seconds: Annotated[
+        RetentionSeconds | None, Meta(description="How long a message without a TTL is kept; none: it is not removed.")
+    ] = None
+    dead_letter_retention_seconds: Annotated[RetentionSeconds, Meta(description="How long dead letters are kept.")] = (
+        1_209_600.0
     )
-    retry_delay_seconds: DelaySeconds = 1.0  # The back-off after the first failure.
-    retry_factor: Annotated[float, Meta(ge=1, le=limits.RETRY_FACTOR_MAX)] = (
-        2.0  # It grows by this factor with each failure,
-    )
-    retry_delay_max_seconds: DelaySeconds = 300.0  # up to this.
-    retry_jitter: Annotated[float, Meta(ge=0, le=1)] = (
-        0.1  # The fraction by which a back-off is longer or shorter, at random.
-    )
-    history: Literal["none", "durable"] = "none"  # durable: every change of a message is recorded in its commit,
-    history_seconds: RetentionSeconds = 604_800.0  # and kept for this time.
-    result_ttl_seconds: RetentionSeconds = 3_600.0  # How long results are kept, and that a message was cancelled.
-    concurrency_per_key: Annotated[int, Meta(ge=1, le=limits.RATE_MAX)] | None = (
-        None  # Leases of the messages of one key at a time; None: no limit.
-    )
-    rate_per_key: Annotated[float, Meta(ge=0.001, le=limits.RATE_MAX)] | None = (
-        None  # Deliveries per second of the messages of one key; None: no limit.
-    )
-    burst_per_key: Annotated[int, Meta(ge=1, le=limits.RATE_MAX)] | None = (
-        None  # Deliveries that an idle key accumulates; None: those of a second, at least one.
-    )
-    fair: bool = False  # Messages of different keys take turns. Priorities count within a key then.
-    delay_seconds: DelaySeconds = 0.0  # How long a message is held back whose put gives no delay.
-    # What makes dead letters: failures: the `max_attempts` of the message. deliveries: that many deliveries by this
-    # policy, at the next one, to `dead_letter_queue` if that exists. never: only a reject.
-    dead_letter_rule: Literal["failures", "deliveries", "never"] = "failures"
-    retention_by_age: bool = False  # `retention_seconds` count from the put, also for messages that are stored already.
-    group_batches: bool = False  # One receive may lease several messages of a group, in their order.
+    rate_per_second: Annotated[
+        Annotated[float, Meta(ge=0.001, le=limits.RATE_MAX)] | None,
+        Meta(description="The maximum number of deliveries per second; none: no limit."),
+    ] = None
+    paused: Annotated[bool, Meta(description="Deliver nothing; puts are accepted.")] = False
+    failures_kept: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=limits.FAILURES_KEPT_MAX,
+            description="How many failed attempts are kept with each message, the newest.",
+        ),
+    ] = 10
+    retry_delay_seconds: Annotated[DelaySeconds, Meta(description="The back-off after the first failed attempt.")] = 1.0
+    retry_factor: Annotated[
+        float,
+        Meta(
+            ge=1,
+            le=limits.RETRY_FACTOR_MAX,
+            description="The factor by which the back-off grows with each failed attempt.",
+        ),
+    ] = 2.0
+    retry_delay_max_seconds: Annotated[DelaySeconds, Meta(description="The longest back-off.")] = 300.0
+    retry_jitter: Annotated[
+        float,
+        Meta(ge=0, le=1, description="The fraction by which a back-off is longer or shorter, at random: 0 to 1."),
+    ] = 0.1
+    history: Annotated[
+        Literal["none", "durable"],
+        Meta(description="durable: every change of a message is recorded, in the commit that changes it."),
+    ] = "none"
+    history_seconds: Annotated[RetentionSeconds, Meta(description="How long recorded changes are kept.")] = 604_800.0
+    result_ttl_seconds: Annotated[
+        RetentionSeconds, Meta(description="How long results are kept, and that a message was cancelled.")
+    ] = 3_600.0
+    concurrency_per_key: Annotated[
+        Annotated[int, Meta(ge=1, le=limits.RATE_MAX)] | None,
+        Meta(description="How many messages of one key may be leased at a time; none: no limit."),
+    ] = None
+    rate_per_key: Annotated[
+        Annotated[float, Meta(ge=0.001, le=limits.RATE_MAX)] | None,
+        Meta(description="The maximum number of deliveries per second of one key; none: no limit."),
+    ] = None
+    burst_per_key: Annotated[
+        Annotated[int, Meta(ge=1, le=limits.RATE_MAX)] | None,
+        Meta(description="How many deliveries an idle key accumulates; none: those of a second, at least one."),
+    ] = None
+    fair: Annotated[
+        bool, Meta(description="Messages of different keys take turns; priorities count within a key then.")
+    ] = False
+    delay_seconds: Annotated[
+        DelaySeconds, Meta(description="How long a message is held back that is put without a delay.")
+    ] = 0.0
+    dead_letter_rule: Annotated[
+        Literal["failures", "deliveries", "never"],
+        Meta(
+            description="What makes dead letters. failures: the `max_attempts` of the message. deliveries: that many "
+            "deliveries by this policy, at the next one, if `dead_letter_queue` exists. never: only a reject."
+        ),
+    ] = "failures"
+    retention_by_age: Annotated[
+        bool,
+        Meta(description="`retention_seconds` count from the put, also for messages that are stored already."),
+    ] = False
+    group_batches: Annotated[
+        bool, Meta(description="One receive may lease several messages of a group, in their order.")
+    ] = False
 
 
 class MessageEvent(msgspec.Struct, frozen=True):
@@ -839,8 +890,10 @@ class UpdateMessage(Request[MessageInfo], frozen=True, tag="queues.update"):
 
     queue: QueueName
     id: str
-    priority: Priority | None = None
-    delay_seconds: DelaySeconds | None = None
+    priority: Annotated[Priority | None, Meta(description="The new priority, 0 to 9; 9 is delivered first.")] = None
+    delay_seconds: Annotated[
+        DelaySeconds | None, Meta(description="Deliver the message after this time from now; 0 is at once.")
+    ] = None
     universe: Name = UNIVERSE
 
 
@@ -1004,7 +1057,7 @@ class PurgeQueue(Request[Moved], frozen=True, tag="queues.purge"):
 
     queue: QueueName
     universe: Name = UNIVERSE
-    leased: bool = False
+    leased: Annotated[bool, Meta(description="Remove leased messages too. Their consumers lose them.")] = False
 
 
 class DeleteQueue(Request[Moved], frozen=True, tag="queues.delete"):
@@ -1018,7 +1071,9 @@ class DeleteQueue(Request[Moved], frozen=True, tag="queues.delete"):
     )
 
     queue: QueueName
-    force: bool = False
+    force: Annotated[bool, Meta(description="Delete it although messages are leased; their consumers lose them.")] = (
+        False
+    )
     universe: Name = UNIVERSE
 
 
@@ -1034,7 +1089,7 @@ class RedriveMessages(Request[Moved], frozen=True, tag="queues.redrive"):
 
     queue: QueueName
     ids: list[str] | None = None
-    limit: Annotated[int, Meta(ge=1)] = 1_000
+    limit: Annotated[int, Meta(ge=1, description="The maximum number of dead letters, if no id is given.")] = 1_000
     universe: Name = UNIVERSE
 
 

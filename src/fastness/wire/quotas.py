@@ -9,6 +9,8 @@ from fastness import limits
 from fastness.wire.fields import Name
 from fastness.wire.requests import Operation, Request, Route
 
+_Count = Annotated[int, Meta(ge=0, le=limits.QUOTA_COUNT_MAX)]
+
 
 class Quota(msgspec.Struct, frozen=True, omit_defaults=True):
     """The limits of a universe. None is no limit.
@@ -17,18 +19,25 @@ class Quota(msgspec.Struct, frozen=True, omit_defaults=True):
     `bytes`, so a full universe can be drained.
     """
 
-    messages: Annotated[int, Meta(ge=0, le=limits.QUOTA_COUNT_MAX)] | None = (
-        None  # In all queues: ready, delayed, leased, blocked, and dead letters.
-    )
-    bytes: Annotated[int, Meta(ge=0, le=limits.QUOTA_COUNT_MAX)] | None = (
-        None  # Keys and values of the universe, and the bodies of its blobs.
-    )
-    connections: Annotated[int, Meta(ge=0, le=limits.QUOTA_COUNT_MAX)] | None = (
-        None  # To each server, of tokens that are only for this universe.
-    )
-    rate_per_second: Annotated[float, Meta(ge=limits.QUOTA_RATE_MIN, le=limits.QUOTA_RATE_MAX)] | None = (
-        None  # Calls to each server that name the universe.
-    )
+    messages: Annotated[
+        _Count | None,
+        Meta(description="The maximum number of messages in all queues, with leased ones and dead letters."),
+    ] = None
+    bytes: Annotated[
+        _Count | None,
+        Meta(description="The maximum size of all keys, values and blobs; a command takes 500MiB or 10GiB."),
+    ] = None
+    connections: Annotated[
+        _Count | None,
+        Meta(
+            description="The maximum number of connections to each server: of agents, and of tokens for this universe "
+            "only."
+        ),
+    ] = None
+    rate_per_second: Annotated[
+        Annotated[float, Meta(ge=limits.QUOTA_RATE_MIN, le=limits.QUOTA_RATE_MAX)] | None,
+        Meta(description="The maximum calls per second to each server."),
+    ] = None
 
     @property
     def is_empty(self) -> bool:

@@ -126,8 +126,8 @@ class GetRun(Request[RunInfo], frozen=True, tag="runs.get"):
 class ListRuns(Request[Runs], frozen=True, tag="runs.list"):
     operation = Operation(reads=True, http=(Route("GET", "/v1/runs", "List runs, all or those in a state."),))
 
-    state: Annotated[str, one_of(*STATES)] | None = None
-    workflow: str | None = None
+    state: Annotated[Annotated[str, one_of(*STATES)] | None, Meta(description="Only runs in this state.")] = None
+    workflow: Annotated[str | None, Meta(description="Only runs of this workflow.")] = None
     after: RunIdAfter = ""
     limit: Annotated[int, Meta(ge=1, le=limits.RUNS_LISTED_MAX)] = 100
     universe: Name = UNIVERSE
@@ -163,8 +163,14 @@ class CancelRun(Request[RunInfo], frozen=True, tag="runs.cancel"):
     )
 
     id: RunId
-    reason: Annotated[str, short_text(limits.RUN_REASON_BYTES_MAX, least=0)] = ""
-    force: bool = False
+    reason: Annotated[
+        str,
+        short_text(limits.RUN_REASON_BYTES_MAX, least=0),
+        Meta(description="Why; the error of the run, once it has ended."),
+    ] = ""
+    force: Annotated[bool, Meta(description="End the run at once, without its clean-up: if no host can run it.")] = (
+        False
+    )
     universe: Name = UNIVERSE
 
 

@@ -159,8 +159,8 @@ class CreateWorld(Request[Described], frozen=True, tag="worlds.create"):
 
     world: Name
     universe: Name = UNIVERSE
-    manifest_hash: str | None = None
-    program: Name | None = None  # That hosts run it with.
+    manifest_hash: Annotated[str | None, Meta(description="The hash of the world's manifest.")] = None
+    program: Annotated[Name | None, Meta(description="The program that hosts run the world with.")] = None
 
 
 class DescribeWorld(Request[Described], frozen=True, tag="worlds.describe"):
@@ -243,7 +243,7 @@ class DrainInbox(Request[Drained], frozen=True, tag="worlds.drain"):
     )
 
     world: Name
-    limit: Annotated[int, Meta(ge=1, le=limits.BATCH_ENTRIES_MAX)] = 256
+    limit: Annotated[int, Meta(ge=1, le=limits.BATCH_ENTRIES_MAX, description="The maximum number of items.")] = 256
     universe: Name = UNIVERSE
     incarnation: int | None = None
 
@@ -411,8 +411,10 @@ class CompactWorld(Request[Compacted], frozen=True, tag="worlds.compact"):
     )
 
     world: Name
-    entries: Annotated[int, Meta(ge=1)] = SEGMENT_ENTRIES
-    margin: Count = SEGMENT_MARGIN
+    entries: Annotated[int, Meta(ge=1, description="The number of records per segment.")] = SEGMENT_ENTRIES
+    margin: Annotated[Count, Meta(description="How many records below the baseline stay in the key space.")] = (
+        SEGMENT_MARGIN
+    )
     universe: Name = UNIVERSE
     incarnation: int | None = None
 
@@ -506,6 +508,6 @@ class ForkWorld(Request[Described], frozen=True, tag="worlds.fork"):
 
     world: Name
     target: Name
-    height: Count
+    height: Annotated[Count, Meta(description="The height below which the history is shared.")]
     universe: Name = UNIVERSE
     incarnation: int | None = None

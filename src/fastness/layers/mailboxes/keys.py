@@ -262,11 +262,7 @@ def policy_of(tx: Transaction, universe: str) -> MailPolicy:
 
 
 def set_policy(tx: Transaction, universe: str, policy: MailPolicy) -> MailPolicy:
-    """Replace a universe's mail policy. It applies to mail that is sent from now on.
-
-    Raises:
-        InvalidArgument: a value is out of range.
-    """
+    """Replace a universe's mail policy. It applies to mail that is sent from now on."""
     tx.put(_policy_key(universe), encode(policy))
     return policy
 

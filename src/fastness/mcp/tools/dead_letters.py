@@ -10,7 +10,7 @@ from fastness.limits import MCP_DEAD_LETTERS_SCANNED_MAX, MCP_ERROR_CHARACTERS_M
 from fastness.mcp.caller import Caller
 from fastness.mcp.contents import Content, content_of_stored, shares
 from fastness.mcp.tool import Tool, ToolInput, ToolOutput
-from fastness.mcp.tools.fields import ShortText, utc
+from fastness.mcp.tools.fields import Next, ShortText
 from fastness.mcp.tools.queues import MessageId, QueueName, rest_of_message
 
 
@@ -43,7 +43,7 @@ class DeadLetter(ToolOutput, frozen=True):
 
 class DeadLetters(ToolOutput, frozen=True):
     letters: Annotated[list[DeadLetter], Meta(description="In delivery order.")]
-    next: Annotated[str | None, Meta(description="Give it as `after` for the next page; null: this is the last.")]
+    next: Next
     scanned: Annotated[int, Meta(description="How many letters were searched.")]
     is_complete: Annotated[bool, Meta(description="Whether all letters of the queue were searched.")]
 
@@ -66,11 +66,9 @@ async def _search(caller: Caller, given: DeadLettersSearch) -> DeadLetters:
     for letter, limit in zip(page, shares([letter.size for letter in page]), strict=True):
         body = await content_of_stored(caller.plane, letter, rest=rest_of_message(given.queue, letter.id), limit=limit)
         letters.append(
-            DeadLetter(
-                id=letter.id,
-                attempts=letter.attempts,
+            DeadLetter.of(
+                letter,
                 last_error=None if letter.last_error is None else letter.last_error[:MCP_ERROR_CHARACTERS_MAX],
-                died_at=utc(letter.died_ms),
                 body=body,
             )
         )

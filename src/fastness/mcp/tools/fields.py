@@ -1,6 +1,5 @@
 """Fields that several tools have."""
 
-from datetime import UTC, datetime
 from typing import Annotated
 
 from msgspec import Meta
@@ -37,8 +36,4 @@ AfterName = Annotated[
 IsBase64 = Annotated[bool, Meta(description="The body is base64 text of bytes, and is stored as these bytes.")]
 ExpiresAt = Annotated[str, Meta(description="When the lease ends, in UTC.")]
 AtExpiry = Annotated[str, Meta(description="What happens when the lease ends, and which tool keeps it.")]
-
-
-def utc(ms: int) -> str:
-    """A time in milliseconds since 1970 as text."""
-    return datetime.fromtimestamp(ms / 1_000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+Next = Annotated[str | None, Meta(description="Give it as `after` for the next page; null: this is the last.")]

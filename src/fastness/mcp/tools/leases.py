@@ -10,8 +10,8 @@ import fastness
 from fastness.errors import Fenced, InvalidName, LeaseHeld
 from fastness.limits import MCP_LEASE_KEYS_MAX, MCP_LEASE_SECONDS, MCP_LIST_MAX, NAME_BYTES_MAX
 from fastness.mcp.caller import Caller
-from fastness.mcp.tool import Tool, ToolInput, ToolOutput
-from fastness.mcp.tools.fields import AfterName, AtExpiry, ExpiresAt, Fence, LeaseId, LeaseSeconds, WaitSeconds, utc
+from fastness.mcp.tool import Tool, ToolInput, ToolOutput, utc
+from fastness.mcp.tools.fields import AfterName, AtExpiry, ExpiresAt, Fence, LeaseId, LeaseSeconds, Next, WaitSeconds
 from fastness.names import checked_key
 
 Key = Annotated[
@@ -72,10 +72,7 @@ async def _acquire(caller: Caller, given: LeaseAcquire) -> HeldLeases:
             await asyncio.shield(_release(granted, mine))
             raise
         granted.append(lease)
-    leases = [
-        HeldLease(key=lease.key, lease_id=lease.id, fence=lease.fence, expires_at=utc(lease.expires_ms))
-        for lease in granted
-    ]
+    leases = [HeldLease.of(lease, lease_id=lease.id) for lease in granted]
     return HeldLeases(leases=leases, at_expiry=_at_expiry(given.lease_seconds))
 
 
@@ -172,8 +169,7 @@ async def _keep(caller: Caller, given: LeaseKeep) -> HeldLeases:
         except Fenced as error:
             lost.append(error)
         else:
-            expires_at = utc(lease.expires_ms)
-            kept.append(HeldLease(key=proof.key, lease_id=proof.lease_id, fence=proof.fence, expires_at=expires_at))
+            kept.append(HeldLease.of(proof, expires_at=utc(lease.expires_ms)))
     if lost:
         others = ", ".join(lease.key for lease in kept)
         text = f"{lost[0]}. These leases of the call were kept: {others}" if kept else str(lost[0])
@@ -216,23 +212,15 @@ class LeaseLine(ToolOutput, frozen=True, omit_defaults=True):
 
 class LeaseLines(ToolOutput, frozen=True):
     leases: Annotated[list[LeaseLine], Meta(description="In the order of the keys.")]
-    next: Annotated[str | None, Meta(description="Give it as `after` for the next page; null: this is the last.")]
+    next: Next
 
 
 async def _list(caller: Caller, given: LeaseList) -> LeaseLines:
     page = await caller.plane.leases(after=given.after, limit=given.limit)
     lines = []
     for lease in page.leases:
-        is_mine = lease.owner == caller.agent
-        lines.append(
-            LeaseLine(
-                key=lease.key,
-                owner=lease.owner,
-                expires_at=utc(lease.expires_ms),
-                lease_id=lease.lease_id if is_mine else None,
-                fence=lease.fence if is_mine else None,
-            )
-        )
+        hidden = {} if lease.owner == caller.agent else {"lease_id": None, "fence": None}
+        lines.append(LeaseLine.of(lease, **hidden))
     return LeaseLines(leases=lines, next=page.next)
 
 

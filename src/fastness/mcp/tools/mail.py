@@ -10,7 +10,7 @@ from fastness.limits import MAIL_ID_CHARACTERS_MAX, MCP_LIST_MAX, MCP_MAILS_MAX,
 from fastness.mcp.caller import Caller
 from fastness.mcp.contents import Content, Rest, body_of, content_of, shares
 from fastness.mcp.tool import Tool, ToolInput, ToolOutput
-from fastness.mcp.tools.fields import AfterName, BodyStart, IsBase64, ShortText, WaitSeconds, utc
+from fastness.mcp.tools.fields import AfterName, BodyStart, IsBase64, Next, ShortText, WaitSeconds
 
 _SEALED: Final = "application/vnd.fastness.sealed"  # The content type of encrypted mail.
 _MAIL_ID: Final = Meta(description="The id of a mail, from mail_read.", min_length=1, max_length=MAIL_ID_CHARACTERS_MAX)
@@ -45,7 +45,7 @@ async def _send(caller: Caller, given: MailSend) -> MailSent:
     body = body_of(given.body, is_base64=given.is_base64)
     mailbox = caller.plane.mailbox(caller.agent)
     sent = await mailbox.send(given.to, body, id=given.idempotency_key, correlation_id=given.thread)
-    return MailSent(id=sent.id, duplicate=sent.duplicate, durability=sent.durability.name)
+    return MailSent.of(sent, durability=sent.durability.name)
 
 
 class MailRead(ToolInput, frozen=True):
@@ -83,13 +83,9 @@ def shown_mails(mails: Sequence[Envelope], body_start: int = 0) -> list[Mail]:
     for mail, limit in zip(mails, shares([len(mail.body) for mail in mails], body_start), strict=True):
         rest = _rest_of_mail(mail.sequence)
         found.append(
-            Mail(
-                id=mail.id,
-                sequence=mail.sequence,
-                sender=mail.sender,
+            Mail.of(
+                mail,
                 thread=mail.correlation_id,
-                sent_at=utc(mail.sent_ms),
-                expires_at=utc(mail.expires_ms),
                 body=content_of(mail.body, mail.content_type, rest=rest, start=body_start, limit=limit),
                 is_sealed=mail.content_type == _SEALED,
             )
@@ -129,7 +125,7 @@ class Contact(ToolOutput, frozen=True):
 
 class Contacts(ToolOutput, frozen=True):
     agents: Annotated[list[Contact], Meta(description="In the order of their names.")]
-    next: Annotated[str | None, Meta(description="Give it as `after` for the next page; null: this is the last.")]
+    next: Next
 
 
 async def _contacts(caller: Caller, given: MailContacts) -> Contacts:

@@ -7,6 +7,7 @@ from msgspec import Meta
 
 import fastness
 from fastness.errors import MessageCancelled, MessageFailed, MessageNotFound, ResultNotReady
+from fastness.handles.queues import MessageOptions
 from fastness.limits import (
     DELAY_SECONDS_MAX,
     LAST_ERROR_BYTES_MAX,
@@ -28,7 +29,7 @@ from fastness.mcp.contents import (
     shares,
 )
 from fastness.mcp.task_marks import is_task_of_another, mark_of_job
-from fastness.mcp.tool import Tool, ToolInput, ToolOutput
+from fastness.mcp.tool import Tool, ToolInput, ToolOutput, utc, with_fields_of
 from fastness.mcp.tools.fields import (
     AfterName,
     AtExpiry,
@@ -38,13 +39,13 @@ from fastness.mcp.tools.fields import (
     IsBase64,
     LeaseId,
     LeaseSeconds,
+    Next,
     ShortText,
     WaitSeconds,
-    utc,
 )
 
-QueueName = Annotated[str, Meta(description="The name of the queue.", min_length=1, max_length=NAME_BYTES_MAX)]
 DelaySeconds = Annotated[float, Meta(ge=0, le=DELAY_SECONDS_MAX)]
+QueueName = Annotated[str, Meta(description="The name of the queue.", min_length=1, max_length=NAME_BYTES_MAX)]
 MessageId = Annotated[str, Meta(description="The id of the message.", min_length=1, max_length=NAME_BYTES_MAX)]
 
 
@@ -64,42 +65,21 @@ class QueueLine(ToolOutput, frozen=True):
 
 class QueueLines(ToolOutput, frozen=True):
     queues: Annotated[list[QueueLine], Meta(description="In the order of their names.")]
-    next: Annotated[str | None, Meta(description="Give it as `after` for the next page; null: this is the last.")]
+    next: Next
 
 
 async def _list(caller: Caller, given: QueueList) -> QueueLines:
     page = await caller.plane.survey_queues(after=given.after, limit=given.limit)
-    lines = [
-        QueueLine(
-            name=each.queue,
-            ready=each.ready,
-            delayed=each.delayed,
-            leased=each.leased,
-            dead=each.dead,
-            is_paused=each.paused,
-        )
-        for each in page.queues
-    ]
+    lines = [QueueLine.of(each, name=each.queue, is_paused=each.paused) for each in page.queues]
     return QueueLines(queues=lines, next=page.next)
 
 
+@with_fields_of(fastness.NewMessage, MessageOptions.__annotations__)
 class QueuePut(ToolInput, frozen=True):
     queue: QueueName
     body: Annotated[Any, Meta(description="The work: text or any other JSON value.")]
     is_base64: IsBase64 = False
-    priority: Annotated[int, Meta(description="9 is delivered first.", ge=0, le=9)] = 5
-    delay_seconds: Annotated[DelaySeconds, Meta(description="How long to hold it back.")] = 0.0
-    group: Annotated[
-        ShortText | None,
-        Meta(description="Messages of one group are delivered one at a time, in order."),
-    ] = None
-    idempotency_key: Annotated[
-        ShortText | None,
-        Meta(description="A repeated put with the same key adds nothing for five minutes."),
-    ] = None
-    keep_result: Annotated[
-        bool, Meta(description="Remember what becomes of it, for queue_status and queue_result.")
-    ] = False
+    content_type: Annotated[ShortText | None, Meta(description="By default that of JSON, text or bytes.")] = None
 
 
 class QueuePutDone(ToolOutput, frozen=True):
@@ -109,15 +89,10 @@ class QueuePutDone(ToolOutput, frozen=True):
 
 
 async def _put(caller: Caller, given: QueuePut) -> QueuePutDone:
-    receipt = await caller.plane.queue(given.queue).put(
-        body_of(given.body, is_base64=given.is_base64),
-        priority=given.priority,
-        delay_seconds=given.delay_seconds,
-        group=given.group,
-        idempotency_key=given.idempotency_key,
-        keep_result=given.keep_result,
-    )
-    return QueuePutDone(id=receipt.id, duplicate=receipt.duplicate, durability=receipt.durability.name)
+    options = {name: getattr(given, name) for name in MessageOptions.__annotations__}
+    body = body_of(given.body, is_base64=given.is_base64)
+    receipt = await caller.plane.queue(given.queue).put(body, **options)
+    return QueuePutDone.of(receipt, durability=receipt.durability.name)
 
 
 class QueueReceive(ToolInput, frozen=True):
@@ -163,14 +138,12 @@ async def _receive(caller: Caller, given: QueueReceive) -> ReceivedMessages:
     for message, limit in zip(found, limits, strict=True):
         delivery = message.delivery
         messages.append(
-            ReceivedMessage(
-                id=message.id,
+            ReceivedMessage.of(
+                delivery,
                 lease_id=message.lease.lease_id,
                 fence=message.fence,
                 expires_at=utc(message.expires_ms),
                 attempts=message.attempts,
-                max_attempts=delivery.max_attempts,
-                last_error=delivery.last_error,
                 body=await content_of_stored(
                     caller.plane, delivery, rest=rest_of_message(given.queue, message.id), limit=limit
                 ),
@@ -307,12 +280,8 @@ async def _status(caller: Caller, given: QueueStatus) -> MessageStatus:
     if given.body_start is not None and (info.payload is not None or info.blob is not None):
         rest = rest_of_message(given.queue, given.id)
         body = await content_of_stored(caller.plane, info, rest=rest, start=given.body_start)
-    return MessageStatus(
-        state=info.state,
-        attempts=info.attempts,
-        max_attempts=info.max_attempts,
-        last_error=info.last_error,
-        has_result=info.has_result,
+    return MessageStatus.of(
+        info,
         owner=info.owner if is_leased else None,
         lease_id=info.lease_id if is_mine else None,
         fence=info.fence if is_mine else None,

@@ -9,7 +9,7 @@ from fastness.limits import ENTITY_FIELDS_MAX, NAME_BYTES_MAX
 from fastness.mcp.caller import Caller
 from fastness.mcp.contents import OFFSET_MAX, Content, content_of_value
 from fastness.mcp.tool import Tool, ToolInput, ToolOutput
-from fastness.mcp.tools.fields import BodyStart, Fence, LeaseId, ShortText, utc
+from fastness.mcp.tools.fields import BodyStart, Fence, LeaseId, ShortText
 
 StateKey = Annotated[
     str, Meta(description="The key of the document: names joined by slashes.", min_length=1, max_length=NAME_BYTES_MAX)
@@ -44,9 +44,7 @@ async def _get_state(caller: Caller, given: StateGet) -> StateFound:
         rest=lambda end: f"Call state_get with key={given.key!r}, body_start={end}.",
         start=given.body_start,
     )
-    return StateFound(
-        exists=True, document=document, etag=found.etag, version=found.version, updated_at=utc(found.updated_ms)
-    )
+    return StateFound.of(found, exists=True, document=document)
 
 
 class StateLease(ToolInput, frozen=True):
@@ -81,7 +79,7 @@ async def _set_state(caller: Caller, given: StateSet) -> StateWritten:
     written = await caller.plane.state(given.key).update(
         given.value, lease=lease, if_match=given.if_match, if_absent=given.if_absent
     )
-    return StateWritten(etag=written.etag, version=written.version)
+    return StateWritten.of(written)
 
 
 class EntityGet(ToolInput, frozen=True):
@@ -106,7 +104,7 @@ async def _get_entity(caller: Caller, given: EntityGet) -> EntityFound:
         rest=lambda end: f"Call entity_get with kind={given.kind!r}, id={given.id!r}, body_start={end}.",
         start=given.body_start,
     )
-    return EntityFound(exists=True, fields=fields, version=found.version, updated_at=utc(found.updated_ms))
+    return EntityFound.of(found, exists=True, fields=fields)
 
 
 class EntitySet(ToolInput, frozen=True):

@@ -10,8 +10,8 @@ from fastness.limits import MCP_CONTENT_BYTES_MAX, MCP_ENTRIES_MAX, NAME_BYTES_M
 from fastness.mcp.caller import Caller
 from fastness.mcp.contents import JSON, OFFSET_MAX, Content, Rest, content_of, content_of_value, encoded_value, shares
 from fastness.mcp.task_marks import TASK_WORLD, is_task_of_another, mark_of_run
-from fastness.mcp.tool import Tool, ToolInput, ToolOutput
-from fastness.mcp.tools.fields import BodyStart, WaitSeconds, utc
+from fastness.mcp.tool import Tool, ToolInput, ToolOutput, utc
+from fastness.mcp.tools.fields import BodyStart, WaitSeconds
 
 WorldName = Annotated[str, Meta(description="The name of the world.", min_length=1, max_length=NAME_BYTES_MAX)]
 RunId = Annotated[str, Meta(description="The id of the run.", min_length=1, max_length=RUN_ID_BYTES_MAX)]
@@ -167,14 +167,11 @@ async def _query(caller: Caller, given: WorldQuery) -> RunStatus:
             limit=_RUN_CONTENT_BYTES,
         )
 
-    return RunStatus(
-        workflow=found.workflow,
-        state=found.state,
-        started_at=utc(found.started_ms),
+    return RunStatus.of(
+        found,
         ended_at=None if found.ended_ms is None else utc(found.ended_ms),
         published=None if found.published is None else shown(cbor2.loads(found.published)),
         result=shown(await workflows.result(given.run_id)) if found.state == "completed" else None,
-        error=found.error,
     )
 
 

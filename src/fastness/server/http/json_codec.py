@@ -20,16 +20,12 @@ from msgspec import UNSET
 
 from fastness.errors import FastnessError, InvalidValue
 from fastness.server.http.message_schemas import (
+    VIEWS,
     MessageBody,
     MessageLeaseBody,
     ResultBody,
-    found_message_view,
     lease_of,
-    leased_message_view,
     message_body,
-    message_info_view,
-    message_result_view,
-    message_view,
     new_message,
     new_result,
 )
@@ -41,12 +37,7 @@ from fastness.wire.entities import BestEffortValue, Change, EntityRecord, Entity
 from fastness.wire.fields import bare
 from fastness.wire.hosting import CommitTurn
 from fastness.wire.queues import (
-    Delivery,
-    FoundMessage,
-    LeasedMessage,
-    MessageInfo,
     MessageLease,
-    MessageResult,
     NewMessage,
     NewResult,
     SidecarState,
@@ -169,20 +160,12 @@ def invalid_body(reason: str, refusal: FastnessError | None = None) -> HttpError
     return HttpError(400, code, f"Required field {name} is missing")
 
 
-_VIEWS: Final[dict[type, Callable[[Any], msgspec.Struct]]] = {
-    Delivery: message_view,
-    FoundMessage: found_message_view,
-    LeasedMessage: leased_message_view,
-    MessageInfo: message_info_view,
-    MessageResult: message_result_view,
-    NewMessage: message_body,
-}
-
-
 def to_json(value: Any) -> Any:
     """An answer as JSON types, with encoded values decoded."""
-    if (view := _VIEWS.get(value.__class__)) is not None:
-        return view(value)
+    if (found := VIEWS.get(value.__class__)) is not None:
+        return found[1](value)
+    if isinstance(value, NewMessage):
+        return message_body(value)
     if isinstance(value, msgspec.Struct):
         kind = type(value)
         fields: dict[str, Any] = {}

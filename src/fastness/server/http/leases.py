@@ -6,12 +6,8 @@ from fastness.limits import LEASE_TTL_SECONDS
 from fastness.server.http.endpoints import Endpoint, operation
 from fastness.server.http.request_context import RequestContext
 from fastness.tiers import Tier
-from fastness.wire.leases import (
-    CheckLease,
-    KeepLease,
-    LeaseProof,
-    ReleaseLease,
-)
+from fastness.wire.fields import LeaseTtlSeconds
+from fastness.wire.leases import CheckLease, KeepLease, LeaseProof, ReleaseLease
 
 _PROOF: Final = ("key", "lease_id", "fence", "txn_id", "universe")
 
@@ -32,7 +28,7 @@ class ProofBody(LeaseProof, frozen=True, kw_only=True):
 class KeepBody(ProofBody, frozen=True, kw_only=True):
     """A lease, and its new duration from now on."""
 
-    ttl_seconds: float = LEASE_TTL_SECONDS
+    ttl_seconds: LeaseTtlSeconds = LEASE_TTL_SECONDS
 
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (

@@ -1,13 +1,15 @@
 """Limits of the HTTP API. `fastness.limits` has those of the plane."""
 
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+from msgspec import Meta
 
 META_BYTES_MAX: Final = 65_536  # The `meta` part of an enqueue: attributes and options, never bodies.
 PART_HEADERS_MAX: Final = 8  # Of one part of a multipart body.
 PART_HEADER_BYTES_MAX: Final = 4_096
 PAGE_SIZE_MAX: Final = 64  # Messages of one dequeue.
+PageSize = Annotated[int, Meta(ge=1, le=PAGE_SIZE_MAX)]
 CREDIT: Final = 16  # Default number of unsettled messages of a subscription.
 IDEMPOTENCY_KEY_CHARACTERS_MAX: Final = 255
 PIPELINED_MAX: Final = 128  # Requests queued behind an unfinished one; one read may bring thousands.

@@ -1,9 +1,11 @@
 """The JSON schemas of messages, and their conversion to and from wire structs. JSON payloads are embedded as JSON."""
 
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -11,7 +13,6 @@ from msgspec import UNSET, UnsetType
 from fastness.errors import InvalidArgument
 from fastness.limits import PAYLOAD_INLINE_BYTES_MAX, RESULT_BYTES_MAX
 from fastness.server.http.values import from_cbor
-from fastness.tiers import Tier
 from fastness.wire.fields import Count, Hash
 from fastness.wire.queues import (
     Delivery,
@@ -21,9 +22,9 @@ from fastness.wire.queues import (
     MessageInfo,
     MessageLease,
     MessageResult,
-    MessageState,
     NewMessage,
     NewResult,
+    Receipt,
     ReceiveMessages,
     SidecarState,
 )
@@ -44,7 +45,7 @@ class MessageBody(
     payload: Any = UNSET
     payload_base64: bytes | UnsetType = UNSET
     content_type: str | None = None  # type: ignore[assignment]  # By default that of the payload.
-    blob: Hash | None = None  # Named again, because inherited fields are not renamed.
+    blob: Hash | None = None  # Inherited fields are not renamed.
     blob_size: Count = 0
 
 
@@ -70,39 +71,84 @@ class ResultBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     result_content_type: str | None = None
 
 
+_VIEW_NAMES: Final = {
+    "id": "message_id",
+    "content_type": "payload_content_type",
+    "size": "payload_bytes",
+    "expires_ms": "lease_expires_at_unix",
+    "visibility_ms": "visibility_seconds",
+}
+
+
+def _view_name(name: str) -> str:
+    return _VIEW_NAMES.get(name) or re.sub("(_at)?_ms$", "_at_unix", name)
+
+
+View = TypeVar("View", bound=msgspec.Struct)
+_SHOWN: Final[dict[type, list[tuple[str, str, bool, bool]]]] = {}
+
+
+def view_of(struct: type[msgspec.Struct], *without: str) -> Callable[[type[View]], type[View]]:
+    """Add the fields of an answer to a struct, as JSON has them, except `without`.
+
+    Times are seconds since 1970; those that the answer may lack are left out then.
+    """
+
+    def add(kind: type[View]) -> type[View]:
+        fields: list[Any] = []
+        shown: list[tuple[str, str, bool, bool]] = []  # The names there and here; is it a time, and may it be left out?
+        own = msgspec.structs.fields(kind)
+        for field in msgspec.structs.fields(struct):
+            if field.name in without:
+                continue
+            name, is_time = _view_name(field.name), field.name.endswith("_ms")
+            shown.append((field.name, name, is_time, not field.required))
+            if name in {each.name for each in own}:
+                continue
+            if not is_time:
+                fields.append((name, list[FailureView] if field.type == list[Failure] else field.type))
+            else:
+                fields.append((name, float) if field.required else (name, float | UnsetType, UNSET))
+        for field in own:
+            fields.append((field.name, field.type) if field.required else (field.name, field.type, field.default))
+        namespace = {"__doc__": kind.__doc__}
+        made: Any = msgspec.defstruct(
+            kind.__name__, fields, module=kind.__module__, namespace=namespace, frozen=True, kw_only=True
+        )
+        _SHOWN[made] = shown
+        return cast("type[View]", made)
+
+    return add
+
+
+def view(kind: type[View], found: msgspec.Struct, **given: Any) -> View:
+    """An answer as JSON has it; `given` are the fields that it has not."""
+    for name, shown, is_time, is_optional in _SHOWN[kind]:
+        value = getattr(found, name)
+        if is_time:
+            if value or not is_optional:
+                given[shown] = value / 1_000
+        elif value.__class__ is list and value and isinstance(value[0], Failure):
+            given[shown] = [view(FailureView, each) for each in value]
+        else:
+            given[shown] = value
+    return kind(**given)
+
+
+@view_of(Failure)
 class FailureView(msgspec.Struct, frozen=True, kw_only=True):
-    """A failed attempt. `outcome`: "failed" (it was nacked), "expired" (its lease ended) or "rejected"."""
+    """A failed attempt. `outcome`: "failed" (it was nacked), "expired" (its lease ended) or "rejected".
 
-    attempt: int
-    owner: str
-    outcome: str
-    leased_at_unix: float
-    failed_at_unix: float
-    error_type: str | None
-    message: str | None
-    traceback: str | None  # Left out of deliveries; peeked messages and dead letters have it.
+    Deliveries have no tracebacks; peeked messages and dead letters do.
+    """
 
 
+@view_of(Delivery, "payload", "blob", "lease_id", "fence", "expires_ms", "died_ms", "state")
 class MessageView(msgspec.Struct, frozen=True, kw_only=True):
     """A delivered or peeked message. Times are seconds since 1970; some are also given in RFC 3339."""
 
-    message_id: str
-    attempts: int
-    max_attempts: int
-    failure_attempts: int
-    visibility_seconds: float
-    attributes: dict[str, str]
-    payload_content_type: str
-    payload_bytes: int
-    correlation_id: str
-    priority: int
-    created_at_unix: float
     universe: str | UnsetType = UNSET
     queue: str | UnsetType = UNSET
-    group: str | None = None
-    last_error: str | None = None
-    failures: list[FailureView] = []  # The oldest first.
-    origin: str | None = None  # The queue that a dead letter comes from.
     died_at_unix: float | UnsetType = UNSET
     lease_id: str | UnsetType = UNSET
     lease_expires_at_unix: float | UnsetType = UNSET
@@ -123,42 +169,18 @@ class MessageView(msgspec.Struct, frozen=True, kw_only=True):
     state_txn_id: str | UnsetType | None = UNSET
 
 
+@view_of(FoundMessage)
 class FoundMessageView(msgspec.Struct, frozen=True, kw_only=True):
     """A message that a search has found, without its payload. Times are seconds since 1970."""
 
-    message_id: str
-    state: MessageState
-    attempts: int
-    failure_attempts: int
-    max_attempts: int
-    priority: int
-    correlation_id: str
-    created_at_unix: float
-    payload_content_type: str
-    payload_bytes: int
-    group: str | None
-    key: str | None
-    owner: str | None  # Who has it leased, or had it leased at its end.
-    last_error: str | None
-    due_at_unix: float | UnsetType = UNSET  # When its delay ends.
-    lease_expires_at_unix: float | UnsetType = UNSET
-    died_at_unix: float | UnsetType = UNSET
-    finished_at_unix: float | UnsetType = UNSET
 
-
-class MessageInfoView(FoundMessageView, frozen=True, kw_only=True):
+@view_of(MessageInfo, "payload", "blob", "lease_id", "fence", "stateful", "state_value", "state_etag")
+class MessageInfoView(msgspec.Struct, frozen=True, kw_only=True):
     """What is known about a message. Times are seconds since 1970; those that do not apply are left out.
 
     A message that is done or cancelled has no payload and no attributes any more, and of its failures only the last.
     """
 
-    attributes: dict[str, str]
-    unique_key: str | None
-    failures: list[FailureView]  # The oldest first, with tracebacks.
-    keep_result: bool
-    has_result: bool
-    ttl_at_unix: float | UnsetType = UNSET  # When it is removed.
-    leased_at_unix: float | UnsetType = UNSET  # When it was last delivered.
     lease_id: str | UnsetType = UNSET
     fence: int | UnsetType = UNSET
     payload: Any = UNSET  # Set if the payload is JSON.
@@ -181,34 +203,19 @@ class MessageResultView(msgspec.Struct, frozen=True, kw_only=True):
     result_blob: str | UnsetType = UNSET  # Set if the result is too large to embed; get it from /v1/blobs.
 
 
+@view_of(LeasedMessage)
 class LeasedMessageView(msgspec.Struct, frozen=True, kw_only=True):
     """A message that a consumer holds, without its payload. Times are seconds since 1970."""
 
-    message_id: str
-    owner: str
-    attempts: int
-    failure_attempts: int
-    max_attempts: int
-    lease_expires_at_unix: float
-    created_at_unix: float
-    lease_id: str
-    fence: int
-    priority: int
-    group: str | None
-    correlation_id: str
-    txn_id: str | None
 
-
+@view_of(Receipt)
 class ReceiptView(msgspec.Struct, frozen=True, kw_only=True):
     """The acknowledgement of an enqueued message, with its durability."""
 
     universe: str
     queue: str
-    message_id: str
     payload_bytes: int
     correlation_id: str
-    duplicate: bool
-    durability: Tier
 
 
 def new_message(body: MessageBody, *, inline: bool = True) -> NewMessage:
@@ -302,47 +309,12 @@ def message_view(delivery: Delivery, request: ReceiveMessages | None = None, *, 
         fields["payload_blob"] = delivery.blob
     elif payload:
         fields.update(payload_fields(delivery.payload or b"", delivery.content_type))
-    return MessageView(
-        message_id=delivery.id,
-        attempts=delivery.attempts,
-        max_attempts=delivery.max_attempts,
-        failure_attempts=delivery.failure_attempts,
-        visibility_seconds=delivery.visibility_ms / 1_000,
-        attributes=delivery.attributes,
-        payload_content_type=delivery.content_type,
-        payload_bytes=delivery.size,
-        correlation_id=delivery.correlation_id,
-        priority=delivery.priority,
-        created_at_unix=delivery.created_ms / 1_000,
-        group=delivery.group,
-        last_error=delivery.last_error,
-        failures=[_failure_view(failure) for failure in delivery.failures],
-        origin=delivery.origin,
-        **fields,
-    )
-
-
-def _failure_view(failure: Failure) -> FailureView:
-    return FailureView(
-        attempt=failure.attempt,
-        owner=failure.owner,
-        outcome=failure.outcome,
-        leased_at_unix=failure.leased_ms / 1_000,
-        failed_at_unix=failure.failed_ms / 1_000,
-        error_type=failure.error_type,
-        message=failure.message,
-        traceback=failure.traceback,
-    )
-
-
-def found_message_view(found: FoundMessage) -> FoundMessageView:
-    """The JSON view of a message that a search has found."""
-    return FoundMessageView(**_summary(found))
+    return view(MessageView, delivery, **fields)
 
 
 def message_info_view(info: MessageInfo) -> MessageInfoView:
     """The JSON view of what is known about a message."""
-    fields = _summary(info) | _seconds(ttl_at_unix=info.ttl_at_ms, leased_at_unix=info.leased_ms)
+    fields: dict[str, Any] = {}
     if info.lease_id is not None:
         fields.update(lease_id=info.lease_id, fence=info.fence)
     if info.blob is not None:
@@ -351,45 +323,7 @@ def message_info_view(info: MessageInfo) -> MessageInfoView:
         fields.update(payload_fields(info.payload, info.content_type))
     if info.state_value is not None:
         fields.update(workflow_state=from_cbor(info.state_value), workflow_state_etag=info.state_etag)
-    return MessageInfoView(
-        attributes=info.attributes,
-        unique_key=info.unique_key,
-        failures=[_failure_view(failure) for failure in info.failures],
-        keep_result=info.keep_result,
-        has_result=info.has_result,
-        **fields,
-    )
-
-
-def _summary(message: FoundMessage | MessageInfo) -> dict[str, Any]:
-    """The fields of `FoundMessageView`."""
-    return {
-        "message_id": message.id,
-        "state": message.state,
-        "attempts": message.attempts,
-        "failure_attempts": message.failure_attempts,
-        "max_attempts": message.max_attempts,
-        "priority": message.priority,
-        "correlation_id": message.correlation_id,
-        "created_at_unix": message.created_ms / 1_000,
-        "payload_content_type": message.content_type,
-        "payload_bytes": message.size,
-        "group": message.group,
-        "key": message.key,
-        "owner": message.owner,
-        "last_error": message.last_error,
-        **_seconds(
-            due_at_unix=message.due_ms,
-            lease_expires_at_unix=message.expires_ms,
-            died_at_unix=message.died_ms,
-            finished_at_unix=message.finished_ms,
-        ),
-    }
-
-
-def _seconds(**milliseconds: int) -> dict[str, Any]:
-    """The times that apply, in seconds."""
-    return {name: ms / 1_000 for name, ms in milliseconds.items() if ms}
+    return view(MessageInfoView, info, **fields)
 
 
 def message_result_view(result: MessageResult) -> MessageResultView:
@@ -410,23 +344,15 @@ def message_result_view(result: MessageResult) -> MessageResultView:
     )
 
 
-def leased_message_view(message: LeasedMessage) -> LeasedMessageView:
-    """The JSON view of a message in a list of leased ones."""
-    return LeasedMessageView(
-        message_id=message.id,
-        owner=message.owner,
-        attempts=message.attempts,
-        failure_attempts=message.failure_attempts,
-        max_attempts=message.max_attempts,
-        lease_expires_at_unix=message.expires_ms / 1_000,
-        created_at_unix=message.created_ms / 1_000,
-        lease_id=message.lease_id,
-        fence=message.fence,
-        priority=message.priority,
-        group=message.group,
-        correlation_id=message.correlation_id,
-        txn_id=message.txn_id,
-    )
+VIEWS: Final[
+    dict[type, tuple[type, Callable[[Any], msgspec.Struct]]]
+] = {  # Of answers that have another schema in HTTP.
+    Delivery: (MessageView, message_view),
+    FoundMessage: (FoundMessageView, partial(view, FoundMessageView)),
+    LeasedMessage: (LeasedMessageView, partial(view, LeasedMessageView)),
+    MessageInfo: (MessageInfoView, message_info_view),
+    MessageResult: (MessageResultView, message_result_view),
+}
 
 
 def lease_of(body: MessageLeaseBody) -> MessageLease:

@@ -9,17 +9,16 @@ A message with a payload over `PAYLOAD_INLINE_BYTES_MAX` refers to a blob, which
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import Annotated, Final, Protocol
+from typing import Final, Protocol
 
 import msgspec
-from msgspec import Meta
 from starlette.responses import Response, StreamingResponse
 
 from fastness.errors import BlobNotFound
 from fastness.limits import PAYLOAD_INLINE_BYTES_MAX
 from fastness.server.http import json_codec
 from fastness.server.http.endpoints import BYTES, Endpoint, Handler, json_response
-from fastness.server.http.limits import META_BYTES_MAX, PAGE_SIZE_MAX
+from fastness.server.http.limits import META_BYTES_MAX, PageSize
 from fastness.server.http.media import media_type_of
 from fastness.server.http.message_schemas import (
     MessageBody,
@@ -29,12 +28,14 @@ from fastness.server.http.message_schemas import (
     message_view,
     new_message,
     safe_content_type,
+    view,
 )
 from fastness.server.http.multipart import MultipartReader, MultipartWriter
 from fastness.server.http.request_context import RequestContext, parse_json, unsupported_media_type
 from fastness.server.problems import JSON, HttpError, draining_error
 from fastness.tiers import Tier
 from fastness.wire.blobs import FindBlob, OpenBlob, PutBlob, WriteBlob
+from fastness.wire.fields import VisibilitySeconds
 from fastness.wire.queues import (
     Delivery,
     MessageLease,
@@ -196,14 +197,12 @@ async def _put(
     request = msgspec.structs.replace(as_sent, messages=messages)
     answer = await context.call(request, authorized=True, as_sent=as_sent)
     return [
-        ReceiptView(
+        view(
+            ReceiptView,
+            receipt,
             universe=universe,
             queue=body.queue,
-            message_id=receipt.id,
             payload_bytes=message.blob_size if message.blob is not None else len(message.payload),
-            correlation_id=receipt.correlation_id,
-            duplicate=receipt.duplicate,
-            durability=receipt.durability,
         )
         for receipt, message in zip(answer.receipts, messages, strict=True)
     ]
@@ -227,7 +226,7 @@ class ReceiveBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     owner: str
     universe: str | None = None
     wait_seconds: float = 0.0
-    visibility_seconds: float | None = None
+    visibility_seconds: VisibilitySeconds | None = None
     txn_id: str | None = None
     tier: Tier | None = None
 
@@ -235,7 +234,7 @@ class ReceiveBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class DequeueBody(ReceiveBody, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """`wait_seconds`: -1 does not wait, 0 waits up to the server's limit (20 s), a positive number waits that long."""
 
-    page_size: Annotated[int, Meta(ge=1, le=PAGE_SIZE_MAX)] = 1
+    page_size: PageSize = 1
 
 
 class MessagesView(msgspec.Struct, frozen=True):

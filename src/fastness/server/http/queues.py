@@ -7,7 +7,7 @@ from starlette.responses import Response
 from fastness.server.http.endpoints import Endpoint, Parameter, json_response
 from fastness.server.http.request_context import RequestContext
 from fastness.server.problems import JSON, HttpError
-from fastness.wire.fields import Limit
+from fastness.wire.fields import Limit, Name
 from fastness.wire.queues import Deliveries, GetQueuePolicy, PeekMessages
 
 _QUEUE: Final = "/v1/queues/{queue}"
@@ -34,9 +34,9 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         summary="List the dead letters of a queue, with their failed attempts.",
         handle=_dead_letters,
         parameters=(
-            Parameter("queue", "path", required=True),
+            Parameter("queue", "path", Name, required=True),
             Parameter("limit", "query", Limit),
-            Parameter("universe", "query"),
+            Parameter("universe", "query", Name),
         ),
         response_types={JSON: Deliveries},
     ),

@@ -21,6 +21,7 @@ from fastness.server.http.request_context import RequestContext
 from fastness.server.problems import JSON, HttpError
 from fastness.tiers import Tier
 from fastness.wire.blobs import FindBlob, PutBlob
+from fastness.wire.fields import DelaySeconds, VisibilitySeconds
 from fastness.wire.queues import (
     AckMessages,
     ChangeVisibility,
@@ -74,20 +75,6 @@ class AckBody(SettleBody, frozen=True, kw_only=True, forbid_unknown_fields=True,
     result_content_type: str | None = None
 
 
-class NackBody(SettleBody, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`intent`: "failure" counts against max_attempts and may have an error; "defer" does neither.
-
-    Without `delay_seconds`, a failure is delivered again after the back-off of the queue's policy, and a deferred
-    message at once.
-    """
-
-    delay_seconds: float | None = None
-    intent: str = "failure"
-    last_error: str | None = None
-    error_type: str | None = None
-    traceback: str | None = None
-
-
 class RejectBody(SettleBody, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A message to dead-letter at once, and the reason."""
 
@@ -96,10 +83,21 @@ class RejectBody(SettleBody, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     traceback: str | None = None
 
 
+class NackBody(RejectBody, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`intent`: "failure" counts against max_attempts and may have an error; "defer" does neither.
+
+    Without `delay_seconds`, a failure is delivered again after the back-off of the queue's policy, and a deferred
+    message at once.
+    """
+
+    delay_seconds: DelaySeconds | None = None
+    intent: str = "failure"
+
+
 class ExtendBody(SettleBody, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The leases to extend, and their new duration from now on."""
 
-    extend_by_seconds: float
+    extend_by_seconds: VisibilitySeconds
 
 
 class VisibilityOfMessage(MessageLeaseBody, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

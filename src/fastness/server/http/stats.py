@@ -26,30 +26,14 @@ class StatsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     universe: str | None = None
 
 
-class StatsView(msgspec.Struct, frozen=True, kw_only=True):
+class StatsView(QueueStats, frozen=True, kw_only=True):
     """The number of messages in each state, and of waiting consumers. Reading this leases nothing."""
 
     universe: str
-    queue: str
     available: bool  # Whether a dequeue would get a message now.
     pending_candidates: int  # Messages that are ready.
-    waiting_consumers: int
     total_consumers: int
     has_active_watcher: bool
-    head_message_id: str | None
-    head_age_seconds: float
-    ready: int
-    delayed: int
-    leased: int
-    blocked: int
-    dead: int
-    paused: bool
-    put_total: int
-    delivered_total: int
-    acked_total: int
-    failed_total: int
-    expired_total: int
-    dead_total: int
 
 
 class StatsLine(msgspec.Struct, frozen=True):

@@ -13,11 +13,11 @@ from fastness.server.http import json_codec
 from fastness.server.http.endpoints import Endpoint, Handler
 from fastness.server.http.events import LINES, NDJSON, SSE, End, Events, EventStream
 from fastness.server.http.flow_control import CreditWindow
-from fastness.server.http.limits import CREDIT, PAGE_SIZE_MAX
+from fastness.server.http.limits import CREDIT, PageSize
 from fastness.server.http.message_schemas import MessageView, message_view
 from fastness.server.http.messages import ReceiveBody, receive_request, release
 from fastness.server.http.request_context import RequestContext
-from fastness.server.problems import JSON, HttpError, problem_for
+from fastness.server.problems import JSON, problem_for
 from fastness.wire.queues import Delivery, ReceiveMessages
 
 
@@ -25,7 +25,7 @@ class SubscribeBody(ReceiveBody, frozen=True, kw_only=True, forbid_unknown_field
     """At most `credit` messages are unsettled at a time. `wait_seconds`: -1 ends the stream when no message is ready, 0
     never ends it, a positive number ends it after that long without a message."""
 
-    credit: int = CREDIT
+    credit: PageSize = CREDIT
 
 
 class MessageLine(msgspec.Struct, frozen=True):
@@ -39,8 +39,6 @@ class _Subscription:
     """One subscription: receives messages while there is credit, and encodes them as events."""
 
     def __init__(self, context: RequestContext, body: SubscribeBody, *, with_state: bool) -> None:
-        if not 1 <= body.credit <= PAGE_SIZE_MAX:
-            raise HttpError(400, "invalid_argument", f"credit is {body.credit}; give 1 to {PAGE_SIZE_MAX}")
         self._context = context
         self._body = body
         self._events = Events(context.media)
