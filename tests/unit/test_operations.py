@@ -73,7 +73,9 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         return st.just(right(kind))
     if origin is list or (origin is tuple and args[-1] is ...):
         least = bounds.get("minItems", 0)
-        return st.lists(values_of(args[0]), min_size=least, max_size=least + 2).map(origin)
+        return st.lists(
+            values_of(args[0]), min_size=least, max_size=min(least + 2, bounds.get("maxItems", least + 2))
+        ).map(origin)
     if origin is tuple:
         return st.tuples(*map(values_of, args))
     if isinstance(plain, type) and issubclass(plain, msgspec.Struct):
