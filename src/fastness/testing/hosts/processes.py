@@ -376,7 +376,7 @@ def _is_stale(tx: Transaction, request: Request[Any]) -> bool:
 def _refused(args: Sequence[Any], result: Any) -> list[Request[Any]]:
     """The requests of a batch that were refused: each one has its own outcome."""
     match result:
-        case (list() as outcomes, _) if args and isinstance(args[0], list):
+        case list() as outcomes if args and isinstance(args[0], list):
             works = zip(args[0], outcomes, strict=False)
             return [each for work, outcome in works if isinstance(outcome, Exception) for each in requests_of(work)]
     return []
