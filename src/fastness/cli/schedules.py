@@ -57,6 +57,6 @@ operation(
     "delete",
     RemoveSchedule,
     "Deleted schedule {name}",
-    show=lambda _: {},
+    show=lambda _: {"deleted": True},
     missing="Queue {queue} has no schedule {name}; list them with: fastness queue schedule list {queue}",
 )
