@@ -376,7 +376,7 @@ READS: dict[type[Request[Any]], Make] = {
     ShowStorage: lambda _: ShowStorage(),
     ListNodes: lambda _: ListNodes(),
     ShowEncryption: lambda _: ShowEncryption(),
-    WatchPushes: lambda _: WatchPushes(),
+    WatchPushes: lambda populated: WatchPushes(after=populated.transport.call(WatchPushes()).position),
     ShowIngress: lambda _: ShowIngress(),
     GetUsage: lambda _: GetUsage("main"),
 }

@@ -95,7 +95,7 @@ def history(kind: str, id: str, after: int, limit: int) -> None:
         found = plane.entities.history(kind, id, after=after, limit=limit)
         if not found and not after and plane.entities.get(kind, id) is None:
             raise _not_found(kind, id)
-    rows = [printing.fields(each, fields=printing.jsonable(each.fields)) for each in found]
+    rows = [{**printing.fields(each), "fields": printing.jsonable(each.fields)} for each in found]
     printing.rows(rows, _HISTORY_COLUMNS, empty="No changes.")
 
 

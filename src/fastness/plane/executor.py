@@ -293,8 +293,9 @@ class Batch:
         """Add a call.
 
         Raises:
-            UnsupportedTier: no transaction has its tier.
+            Validation: a field has not its type, or is out of its bounds, or no transaction has its tier.
         """
+        check_types(request)
         if request.tier is _CRITICAL:
             self.tier = _CRITICAL
         elif request.tier is not _IMPORTANT:

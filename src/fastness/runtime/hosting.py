@@ -68,13 +68,14 @@ class AsyncHostingStore:
         Always CRITICAL: a fence must be durable before its holder learns it. If the caller is cancelled, the worlds are
         given back.
         """
+        lease_ms = round(claim.lease_seconds * 1_000)
         if not claim.wait_seconds:
-            return ClaimedWorlds((await self._claim_once(claim))[0])
+            return ClaimedWorlds((await self._claim_once(claim, lease_ms))[0])
         until_ms = self._waits.now_ms() + round(claim.wait_seconds * 1_000)
         prefixes = hosting.watch_prefixes(claim.universe, claim.programs, claim.owner)
         with self._waits.open(*prefixes, until_ms=until_ms, additions=True) as wait:
             while True:
-                found, next_ms = await self._claim_once(claim)
+                found, next_ms = await self._claim_once(claim, lease_ms)
                 if found or wait.is_over:
                     return ClaimedWorlds(found)
                 await wait.pause(None if next_ms is None else next_ms - self._waits.now_ms())
@@ -92,7 +93,7 @@ class AsyncHostingStore:
             await self._database.transact_async(_release, universe, batch, owner=owner)
         return Committed(Tier.CRITICAL)
 
-    async def _claim_once(self, claim: ClaimWorlds) -> tuple[list[ClaimedWorld], int | None]:
+    async def _claim_once(self, claim: ClaimWorlds, lease_ms: int) -> tuple[list[ClaimedWorld], int | None]:
         """The worlds that could be claimed, and when the next one becomes ready."""
         await self._revive_stuck(claim.universe)
         # What the search finds may be lost in a power failure until the claim, which waits for it, is durable.
@@ -108,7 +109,9 @@ class AsyncHostingStore:
         for batch in _batches((*found.woken, *found.ready)):
             try:
                 claimed += await finish_or_undo_async(
-                    self._database.transact_async(_claim, claim, batch, HOST_CLAIM_BYTES_MAX - _size_of(claimed)),
+                    self._database.transact_async(
+                        _claim, claim, batch, lease_ms, HOST_CLAIM_BYTES_MAX - _size_of(claimed)
+                    ),
                     partial(self._undo, claim),
                 )
             except FastnessError:
@@ -146,9 +149,11 @@ class AsyncHostingStore:
         self._database.transact(_undo, claim, claimed)
 
 
-def _claim(tx: Transaction, claim: ClaimWorlds, batch: Sequence[str | Ready], bytes_max: int) -> list[ClaimedWorld]:
+def _claim(
+    tx: Transaction, claim: ClaimWorlds, batch: Sequence[str | Ready], lease_ms: int, bytes_max: int
+) -> list[ClaimedWorld]:
     claimed: list[ClaimedWorld] = []
-    size, lease_ms = 0, round(claim.lease_seconds * 1_000)
+    size = 0
     for each in batch:
         most = min(BATCH_BYTES_MAX, bytes_max - size)
         if most <= 0:

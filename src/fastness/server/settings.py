@@ -81,6 +81,10 @@ _Mails = Annotated[int, Meta(ge=1, le=MAILBOX_MAILS_LIMIT_MAX)]
 _MailTtl = Annotated[float, Meta(ge=1, le=MAIL_TTL_SECONDS_MAX)]
 _Reserve = Annotated[int, Meta(ge=0, le=1 << 40)]
 _History = Annotated[float, Meta(ge=0, le=HISTORY_SECONDS)]
+_HeaderBytes = Annotated[int, Meta(ge=SETTING_HEADER_BYTES_MIN, le=SETTING_HEADER_BYTES_MAX)]
+_BodyBytes = Annotated[int, Meta(ge=SETTING_BODY_BYTES_MIN, le=SETTING_BODY_BYTES_MAX)]
+_StreamBytes = Annotated[int, Meta(ge=SETTING_BODY_BYTES_MIN)]
+_KeepAliveSeconds = Annotated[int, Meta(ge=1, le=SETTING_KEEP_ALIVE_SECONDS_MAX)]
 _SecondsOrZero = Annotated[float, Meta(ge=0, le=SETTING_SECONDS_MAX)]
 
 
@@ -118,19 +122,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     drain_seconds: _SecondsOrZero = 10.0  # How long a shutdown waits for calls in flight.
     connections_max: _Connections | None = None  # Open connections; default: 20,000, or fewer if ulimit -n is low.
-    header_bytes_max: Annotated[int, Meta(ge=SETTING_HEADER_BYTES_MIN, le=SETTING_HEADER_BYTES_MAX)] = (
-        32_768  # Headers of one request, with its URL.
-    )
+    header_bytes_max: _HeaderBytes = 32_768  # Headers of one request, with its URL.
     header_seconds: _Seconds = 10.0  # How long headers may take to arrive.
-    body_bytes_max: Annotated[int, Meta(ge=SETTING_BODY_BYTES_MIN, le=SETTING_BODY_BYTES_MAX)] = (
-        HttpLimits().body_bytes_max
-    )  # Body in memory.
-    stream_bytes_max: Annotated[int, Meta(ge=SETTING_BODY_BYTES_MIN)] = (
-        HttpLimits().stream_bytes_max
-    )  # Body streamed into a blob.
-    keep_alive_seconds: Annotated[int, Meta(ge=1, le=SETTING_KEEP_ALIVE_SECONDS_MAX)] = (
-        75  # How long an idle connection stays open.
-    )
+    body_bytes_max: _BodyBytes = HttpLimits().body_bytes_max  # Body in memory.
+    stream_bytes_max: _StreamBytes = HttpLimits().stream_bytes_max  # Body streamed into a blob.
+    keep_alive_seconds: _KeepAliveSeconds = 75  # How long an idle connection stays open.
 
     queue_max_consumers: Annotated[int, Meta(ge=0, le=SETTING_COUNT_MAX)] = 0
     queue_poll_interval_seconds: _Seconds = 3.0

@@ -49,7 +49,6 @@ from fastness.server.websocket_reader import WebsocketReader
 from fastness.wire.frames import PROTOCOL, REVISION, Call, Hello, Reply, decode_calls, decode_hello, encode
 from fastness.wire.problems import problem_of
 from fastness.wire.queues import ReceiveMessages
-from fastness.wire.type_checks import check_types
 
 _log = logging.getLogger("fastness.stream")
 _PROTOCOL_ERROR: Final = 1002
@@ -299,7 +298,6 @@ class StreamConnection:
         """The call as it is executed, if it is valid and its caller may make it."""
         if self._streams.draining:
             raise ShutdownDraining("The server is shutting down; connect again in a moment")
-        check_types(call.request)
         self._authorizer.authorize(call.request)
         if self._may_count:
             self._count()

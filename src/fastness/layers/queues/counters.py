@@ -217,7 +217,7 @@ class QueueTransaction:
         counters = self.counters
         ready = counters.ready
         self.tx.put(self.keys.ready_key_at(priority, position), stored)
-        self.tx.is_exposed = True
+        self.tx.expose()
         ready[priority] = ready.get(priority, 0) + 1
         if position < counters.fronts.get(priority, b""):
             counters.fronts[priority] = position
