@@ -5,7 +5,7 @@ Random calls run through the code that puts transactions together, on a key spac
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fastness.backends.memory import Pairs
 from fastness.clock import IdSource
 from fastness.errors import FastnessError
-from fastness.kv import Pair, Transaction
+from fastness.kv import Event, Pair, Transaction
 from fastness.layers import queues
 from fastness.layers.queues import QueueKey, keys_of
 from fastness.layers.queues.keys import QueueKeys
@@ -101,6 +101,13 @@ class SharedKeySpace:
         if self.is_committing:
             self.pairs.apply(batch)
         return result
+
+    @property
+    def stale(self) -> "SharedKeySpace":
+        return self
+
+    def publish(self, events: Sequence[Event]) -> None:
+        """Publish to no subscriber."""
 
     async def transact_async(self, work: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
         return self.transact(work, *args, **options)

@@ -76,7 +76,7 @@ _REGION: Final = re.compile(r"[a-z0-9-]{1,32}", re.ASCII)
 _WORDS: Final = {"on": True, "yes": True, "off": False, "no": False}
 
 _Seconds = Annotated[float, Meta(gt=0, le=SETTING_SECONDS_MAX)]
-_Connections = Annotated[int, Meta(ge=1, le=SETTING_COUNT_MAX)]
+_Number = Annotated[int, Meta(ge=1, le=SETTING_COUNT_MAX)]
 _Mails = Annotated[int, Meta(ge=1, le=MAILBOX_MAILS_LIMIT_MAX)]
 _MailTtl = Annotated[float, Meta(ge=1, le=MAIL_TTL_SECONDS_MAX)]
 _Reserve = Annotated[int, Meta(ge=0, le=1 << 40)]
@@ -121,7 +121,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     insecure: bool = False  # Allows tokens without TLS on a non-loopback address.
 
     drain_seconds: _SecondsOrZero = 10.0  # How long a shutdown waits for calls in flight.
-    connections_max: _Connections | None = None  # Open connections; default: 20,000, or fewer if ulimit -n is low.
+    connections_max: _Number | None = None  # Open connections; default: 20,000, or fewer if ulimit -n is low.
     header_bytes_max: _HeaderBytes = 32_768  # Headers of one request, with its URL.
     header_seconds: _Seconds = 10.0  # How long headers may take to arrive.
     body_bytes_max: _BodyBytes = HttpLimits().body_bytes_max  # Body in memory.
@@ -138,9 +138,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     relay_rate_per_second: Annotated[float, Meta(ge=0, le=SETTING_COUNT_MAX)] | None = (
         None  # 0: no limit, as on loopback.
     )
-    relay_burst: Annotated[int, Meta(ge=1, le=SETTING_COUNT_MAX)] = (
-        RELAY_BURST  # Mails that may exceed the rate at once.
-    )
+    relay_burst: _Number = RELAY_BURST  # Mails that may exceed the rate at once.
     relay_authenticate_seconds: _Seconds = RELAY_AUTHENTICATE_SECONDS  # How long an agent may take to authenticate.
 
     mail_pending_max: _Mails = MAILBOX_MAILS_MAX  # Unconfirmed mails of a mailbox, in universes without a mail policy.

@@ -169,11 +169,11 @@ class _Ring:
     def matching(self, sequence: int, request: WatchPushes) -> tuple[list[DataPush], int]:
         """Pushes after `sequence` that match, and up to where the ring was searched."""
         found: list[DataPush] = []
-        size, to, topic = 0, request.to, request.topic
+        size, to, topic, limit = 0, request.to, request.topic, request.limit
         for each in islice(self._entries, sequence - self.forgotten, None):
             if (to is None or each.to == to) and (topic is None or each.topic == topic):
                 size += _size(each)
-                if found and (len(found) >= request.limit or size > limits.PUSH_WATCH_BYTES_MAX):
+                if found and (len(found) >= limit or size > limits.PUSH_WATCH_BYTES_MAX):
                     break
                 found.append(each)
             sequence += 1
