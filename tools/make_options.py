@@ -25,6 +25,7 @@ TARGET: Final = Path(__file__).parent.parent / "src" / "fastness" / "handles" / 
 # What a user gives instead of the field's own type.
 SHORTCUTS: Final = {
     "content_type": ("str | None = None", "content_type or kind"),
+    "tags": ("Sequence[str] = ()", '[*checked_items(tags, "write tags=[tag]")] if tags else []'),
     "attributes": (
         "Mapping[str, str] | None = None",
         'checked_map("attributes", attributes) if attributes else {}',

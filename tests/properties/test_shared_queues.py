@@ -124,7 +124,7 @@ class SharedKeySpace:
             publish=lambda events: None,
             repeats=SimpleNamespace(received=lambda again: lambda: False),
         )
-        stores = SimpleNamespace(services=services, transact=self.transact)
+        stores: Any = SimpleNamespace(services=services, transact=self.transact)
         stores.call_all = partial(AsyncExecutor.call_all, stores)
         return stores
 

@@ -94,6 +94,8 @@ def option_of(
         given |= {"is_flag": True, "default": None}
     elif get_origin(whole) is dict:
         given |= {"multiple": True, "metavar": "NAME=TEXT", "callback": _attributes}
+    elif get_origin(whole) is list:
+        given |= {"multiple": True, "callback": lambda _ctx, _option, texts: list(texts) or None}
     else:
         kind = kind or type_of(field)
         given["type"] = OrNone(kind) if changes and NoneType in get_args(whole) else kind
@@ -112,7 +114,7 @@ def given(options: Mapping[str, Any]) -> Any:
 
 
 def _option_name(field: msgspec.structs.FieldInfo) -> str:
-    name = field.name.removesuffix("s") if get_origin(bare(field.type)) is dict else field.name
+    name = field.name.removesuffix("s") if get_origin(bare(field.type)) in (dict, list) else field.name
     return f"--{_UNITS.sub('', name).replace('_', '-')}"
 
 

@@ -87,6 +87,7 @@ def cancel(name: str, ids: tuple[str, ...]) -> None:
 @click.option("--group", help="Find messages of this group.")
 @click.option("--owner", help="Find messages that this consumer has leased.")
 @click.option("--error", help="Find messages whose last error has this text, in upper or lower case.")
+@click.option("--tag", help="Find messages that have this tag.")
 @click.option("--older-than", type=SECONDS, help="Find messages that were put at least this long ago.")
 @click.option("--newer-than", type=SECONDS, help="Find messages that were put less than this time ago.")
 @limit_option("-n", 100, field="count")
@@ -98,6 +99,7 @@ def search(
     group: str | None,
     owner: str | None,
     error: str | None,
+    tag: str | None,
     older_than: float | None,
     newer_than: float | None,
     count: int,
@@ -119,6 +121,7 @@ def search(
                 group=group,
                 owner=owner,
                 error=error,
+                tag=tag,
                 older_than_seconds=older_than,
                 newer_than_seconds=newer_than,
                 after=after,

@@ -1,6 +1,6 @@
 """The wire form of a stored message.
 
-`delivery_of` passes the 22 fields by position: 2.4 µs instead of 5.5 µs per message (median of 9 runs). Without it a
+`delivery_of` passes the 23 fields by position: 2.4 µs instead of 5.5 µs per message (median of 9 runs). Without it a
 receive of 256 messages from memory takes 10 to 13 % longer. A test checks that it is the same with keywords.
 """
 
@@ -36,6 +36,7 @@ def delivery_of(
         message.visibility_ms,
         state,
         failures or [],
+        message.tags,
     )
 
 

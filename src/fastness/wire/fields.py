@@ -164,6 +164,7 @@ Hash = Annotated[
 Owner = Annotated[str, short_text(limits.OWNER_BYTES_MAX)]
 IdempotencyKey = Annotated[str, short_text(limits.IDEMPOTENCY_KEY_BYTES_MAX)]
 MessageKey = Annotated[str, short_text(limits.KEY_CHARACTERS_MAX)]
+Tag = Annotated[str, short_text(limits.TAG_BYTES_MAX)]
 CorrelationId = Annotated[
     str,
     worded(

@@ -31,6 +31,7 @@ from fastness.wire.fields import (
     RetentionSeconds,
     SearchedText,
     SummaryLimit,
+    Tag,
     VisibilitySeconds,
     WaitSeconds,
     one_of,
@@ -125,6 +126,10 @@ class NewMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
         DebounceSeconds | None,
         Meta(description="How long after the first put a message with a `debounce_key` is held back at most."),
     ] = None
+    tags: Annotated[
+        Annotated[list[Tag], Meta(max_length=limits.TAGS_MAX)],
+        Meta(description="Texts to search for. A message that is done has none any more."),
+    ] = []
     blob: Hash | None = None
     blob_size: Count = 0
 
@@ -194,6 +199,7 @@ class Delivery(msgspec.Struct, frozen=True, omit_defaults=True):
     visibility_ms: int
     state: SidecarState | None = None
     failures: list[Failure] = []  # The oldest first.
+    tags: list[str] = []
 
 
 MessageState = Literal["ready", "delayed", "blocked", "leased", "dead", "done", "cancelled"]
@@ -220,6 +226,7 @@ class FoundMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     last_error: str | None = None
     size: int = 0
     content_type: str = ""
+    tags: list[str] = []
 
 
 class MessageInfo(FoundMessage, frozen=True, omit_defaults=True):
@@ -800,6 +807,7 @@ class SearchMessages(Request[FoundMessages], frozen=True, tag="queues.search"):
     group: SearchedText | None = None
     owner: SearchedText | None = None
     error: SearchedText | None = None
+    tag: Tag | None = None
     older_than_seconds: Annotated[float, Meta(ge=0, le=limits.TTL_SECONDS_MAX)] | None = None
     newer_than_seconds: Annotated[float, Meta(ge=0, le=limits.TTL_SECONDS_MAX)] | None = None
     after: str = ""

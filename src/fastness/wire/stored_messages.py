@@ -78,6 +78,7 @@ class StoredMessage(StoredHead, array_like=True):
     lease_ref: bytes = b""
     kept_from_ms: int = 0  # When it was last redriven or moved, or became a dead letter of a FIFO queue; 0: never.
     first_leased_ms: int = 0  # When it was first delivered; 0: not before this delivery.
+    tags: list[str] = []
 
     @property
     def lease_id(self) -> str:

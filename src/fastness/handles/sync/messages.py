@@ -184,6 +184,11 @@ class Message:
         return self._content().correlation_id
 
     @property
+    def tags(self) -> list[str]:
+        """The tags that were put with the payload."""
+        return self._content().tags
+
+    @property
     def attributes(self) -> dict[str, str]:
         """The attributes that were put with the payload."""
         return self._content().attributes

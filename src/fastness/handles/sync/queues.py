@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Any, Literal, TypedDict, Unpack
@@ -105,6 +105,7 @@ class MessageOptions(TypedDict, total=False):
     debounce_key: str | None
     debounce_seconds: float
     debounce_max_seconds: float | None
+    tags: list[str]
     # End of the generated options.
 
 
@@ -152,6 +153,7 @@ class Queue:
         debounce_key: str | None = None,
         debounce_seconds: float = 0.0,
         debounce_max_seconds: float | None = None,
+        tags: Sequence[str] = (),
         # End of the generated signature.
         tier: Tier = Tier.CRITICAL,
     ) -> PutReceipt:
@@ -179,6 +181,7 @@ class Queue:
                 replaces it and starts the time again.
             debounce_seconds: How long a message with a `debounce_key` is held back after the last put.
             debounce_max_seconds: How long after the first put a message with a `debounce_key` is held back at most.
+            tags: Texts to search for. A message that is done has none any more.
         """
         payload, kind = payload_of(body)
         message = NewMessage(  # By position: a struct of this size takes several times as long by keyword.
@@ -202,6 +205,7 @@ class Queue:
             debounce_key,
             debounce_seconds,
             debounce_max_seconds,
+            [*checked_items(tags, "write tags=[tag]")] if tags else [],
             # End of the generated fields.
         )
         if len(payload) > PAYLOAD_INLINE_BYTES_MAX:
@@ -529,6 +533,7 @@ class Queue:
         group: str | None = None,
         owner: str | None = None,
         error: str | None = None,
+        tag: str | None = None,
         older_than_seconds: float | None = None,
         newer_than_seconds: float | None = None,
         after: str = "",
@@ -555,6 +560,7 @@ class Queue:
             group=group,
             owner=owner,
             error=error,
+            tag=tag,
             older_than_seconds=older_than_seconds,
             newer_than_seconds=newer_than_seconds,
             after=after,

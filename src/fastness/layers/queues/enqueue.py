@@ -136,8 +136,9 @@ def put_one(queue_tx: QueueTransaction, policy: QueuePolicy, new: NewMessage, id
         tx.put(keys.ids.key(upkeep.idempotency_period(tx.now_ms), new.idempotency_key), record)
     payload, blob, now_ms = new.payload, new.blob, tx.now_ms
     inline = len(payload) <= PAYLOAD_CARRIED_BYTES_MAX
-    retention_seconds = None if policy.retention_by_age else policy.retention_seconds
-    ttl_seconds = retention_seconds if new.ttl_seconds is None else new.ttl_seconds
+    ttl_seconds = (
+        new.ttl_seconds if new.ttl_seconds is not None or policy.retention_by_age else policy.retention_seconds
+    )
     visibility = policy.visibility_seconds if new.visibility_seconds is None else new.visibility_seconds
     is_special = (
         not inline
@@ -168,6 +169,7 @@ def put_one(queue_tx: QueueTransaction, policy: QueuePolicy, new: NewMessage, id
         now_ms,
         policy.max_attempts if new.max_attempts is None else new.max_attempts,
     )
+    message.tags = new.tags
     if new.retry_delay_seconds is not None:
         message.retry_delay_ms = round(new.retry_delay_seconds * 1_000)
     if not inline:

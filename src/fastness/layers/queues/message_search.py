@@ -89,6 +89,7 @@ def _filter(wanted: SearchMessages, now_ms: int) -> Callable[[FoundMessage], boo
             (wanted.key is None or found.key == wanted.key)
             and (wanted.group is None or found.group == wanted.group)
             and (wanted.owner is None or found.owner == wanted.owner)
+            and (wanted.tag is None or wanted.tag in found.tags)
             and (before_ms is None or found.created_ms <= before_ms)
             and (since_ms is None or found.created_ms > since_ms)
             and (error is None or error in (found.last_error or "").casefold())
@@ -204,6 +205,7 @@ def found_message(message: StoredMessage, state: MessageState) -> FoundMessage:
         last_error=message.last_error,
         size=message.size,
         content_type=message.content_type,
+        tags=message.tags,
     )
 
 

@@ -49,6 +49,7 @@ ENCODING: Final = "fastness-encoding"
 TRACE_HEADER: Final = "AWSTraceHeader"
 GROUP: Final = "MessageGroupId"
 DEDUPLICATION: Final = "MessageDeduplicationId"
+TAGS: Final = "fastness.tags"  # A message attribute: the tags of the message, separated by commas.
 SENDER: Final = "SenderId"
 _SYSTEM: Final = frozenset((TRACE_HEADER, GROUP, DEDUPLICATION, SENDER))
 _TYPES: Final = ("String", "Number", "Binary")
@@ -160,6 +161,7 @@ def outgoing(
         group=group,
         idempotency_key=key,
         delay_seconds=delay_seconds,
+        tags=_tags(attributes),
     )
     return Outgoing(
         message,
@@ -167,6 +169,12 @@ def outgoing(
         md5_of_attributes(attributes) if attributes else None,
         None if own_trace is None else md5_of_attributes({TRACE_HEADER: Attribute("String", own_trace)}),
     )
+
+
+def _tags(attributes: Attributes) -> list[str]:
+    """The tags of a message: those in its attribute `fastness.tags`, separated by commas."""
+    value = attributes[TAGS].value if TAGS in attributes else ""
+    return [tag.strip() for tag in value.split(",") if tag.strip()] if isinstance(value, str) else []
 
 
 def message_size(parameters: Mapping[str, Any]) -> int:
