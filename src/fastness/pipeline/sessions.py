@@ -140,9 +140,12 @@ def _java_process(spark: "SparkSession") -> "subprocess.Popen[bytes] | None":
 
 
 def _exit_text(process: "subprocess.Popen[bytes] | None") -> str:
-    if process is None or process.returncode is None:
+    if process is None:
         return ""
-    code = process.returncode
+    try:
+        code = process.wait(_CONNECT_SECONDS)  # Its connections are closed a moment before it has ended.
+    except subprocess.TimeoutExpired:
+        return ""
     return f" (signal {signal.Signals(-code).name})" if code < 0 else f" (exit code {code})"
 
 
