@@ -65,5 +65,5 @@ def test_an_attribute_of_sqs_has_the_tags(plane: fastness.Plane) -> None:
     )
     queue = sqs.create_queue(QueueName="sqs")["QueueUrl"]
     attribute = {"DataType": "String", "StringValue": "red, urgent"}
-    sqs.send_message(QueueUrl=queue, MessageBody="x", MessageAttributes={"fastness.tags": attribute})
+    sqs.send_message(QueueUrl=queue, MessageBody="x", MessageAttributes={"fastness-tags": attribute})
     assert found(plane, "sqs", "urgent") == [["red", "urgent"]]

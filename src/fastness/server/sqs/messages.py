@@ -49,7 +49,7 @@ ENCODING: Final = "fastness-encoding"
 TRACE_HEADER: Final = "AWSTraceHeader"
 GROUP: Final = "MessageGroupId"
 DEDUPLICATION: Final = "MessageDeduplicationId"
-TAGS: Final = "fastness.tags"  # A message attribute: the tags of the message, separated by commas.
+TAGS: Final = "fastness-tags"  # A message attribute: the tags of the message, separated by commas.
 SENDER: Final = "SenderId"
 _SYSTEM: Final = frozenset((TRACE_HEADER, GROUP, DEDUPLICATION, SENDER))
 _TYPES: Final = ("String", "Number", "Binary")
@@ -172,7 +172,7 @@ def outgoing(
 
 
 def _tags(attributes: Attributes) -> list[str]:
-    """The tags of a message: those in its attribute `fastness.tags`, separated by commas."""
+    """The tags of a message: those in its attribute `fastness-tags`, separated by commas."""
     value = attributes[TAGS].value if TAGS in attributes else ""
     return [tag.strip() for tag in value.split(",") if tag.strip()] if isinstance(value, str) else []
 
