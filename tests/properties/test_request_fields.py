@@ -320,6 +320,7 @@ MESSAGES = [
         visibility_seconds=4.0,
         retry_delay_seconds=5.0,
         keep_result=True,
+        tags=["red"],
     ),
     NewMessage(blob=GENESIS, blob_size=1, key="k", unique_key="u", unique_until="leased"),
     NewMessage(debounce_key="d", debounce_seconds=1.0, debounce_max_seconds=2.0),

@@ -118,7 +118,7 @@ def test_a_key_expires_after_two_periods(transport: EmbeddedTransport, clock: Ma
 def settle(transport: EmbeddedTransport) -> None:
     """Wait until keys that have expired are deleted, or could not be."""
     (job,) = (job for job in transport.services.background.jobs if "old calls" in job.name)
-    eventually(lambda: not job.is_woken and job.is_between_passes)
+    eventually(lambda: job.is_at_rest)
 
 
 def stored_key_count(transport: EmbeddedTransport) -> int:

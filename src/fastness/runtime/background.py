@@ -81,6 +81,12 @@ class Job:
         self.thread: JobThread | None = None
 
     @property
+    def is_at_rest(self) -> bool:
+        """Whether it has done what it was woken for."""
+        is_at_work = self.thread is not None and self.thread.current is self
+        return not is_at_work and not self.is_woken and self.is_between_passes
+
+    @property
     def is_running(self) -> bool:
         """Whether it has a thread, because a job of that thread is due at some time."""
         return self.thread is not None and self.thread.thread is not None
@@ -125,7 +131,7 @@ class JobThread:
         self._changed = threading.Condition()
         self._jobs: list[Job] = []
         self._turns = count(1)
-        self._current: Job | None = None
+        self.current: Job | None = None
         self._is_stopping = False
         self._cannot_start = False
         self.thread: threading.Thread | None = None  # Only while a job is due at some time.
@@ -146,7 +152,7 @@ class JobThread:
     def pause(self, job: Job) -> None:
         with self._changed:
             job.is_paused = True
-            while self._current is job and self.thread is not threading.current_thread():
+            while self.current is job and self.thread is not threading.current_thread():
                 self._changed.wait()
 
     def resume(self, job: Job) -> None:
@@ -201,7 +207,7 @@ class JobThread:
                 job = min(self._jobs, key=_order)
                 left_seconds = _order(job)[0] - self._timer()
                 if left_seconds <= 0:
-                    self._current = job
+                    self.current = job
                     return job
                 if not waits:
                     return None
@@ -213,7 +219,7 @@ class JobThread:
 
     def _finish(self, job: Job, pause_seconds: float | None) -> None:
         with self._changed:
-            self._current, job.turn = None, next(self._turns)
+            self.current, job.turn = None, next(self._turns)
             now = self._timer()
             if job.is_woken and not job.failing:
                 job.due_at = now
