@@ -410,8 +410,12 @@ def test_puts_are_accepted_seconds_after_a_full_disk_was_drained(small_disk: Pat
 
 
 @pytest.mark.parametrize("small_disk", FULL_DISKS_MIB, indirect=True)
-def test_reads_acks_and_deletes_work_on_a_full_disk_whatever_is_merged(small_disk: Path) -> None:
-    """Every delivery is acknowledged, and RocksDB's own merges leave what a flush needs."""
+@pytest.mark.parametrize("goes_on", [True, pytest.param(False, marks=pytest.mark.nightly)])
+def test_reads_acks_and_deletes_work_on_a_full_disk_whatever_is_merged(small_disk: Path, goes_on: bool) -> None:
+    """Every delivery is acknowledged, and RocksDB's own merges leave what a flush needs.
+
+    Consumers that do not go on find that on the smallest disk level 0 may be too large for any merge.
+    """
     with fastness.open(f"dir:{small_disk / 'data'}") as plane:
         queue, (database, _) = plane.queue("jobs"), key_space(plane)
         lowest_free = os.statvfs(small_disk).f_bavail
@@ -423,8 +427,7 @@ def test_reads_acks_and_deletes_work_on_a_full_disk_whatever_is_merged(small_dis
                 queue.ack_many(messages)
                 assert len(messages) == 64
                 lowest_free = min(lowest_free, os.statvfs(small_disk).f_bavail)
-            # What 640 messages had is not always enough for a merge: consumers go on until there is space again.
-            eventually(lambda: has_space_or_drains(queue, database))
+            eventually(lambda: has_space_or_drains(queue, database) if goes_on else not database.low_space)
         assert database.failure is None
         assert lowest_free * os.statvfs(small_disk).f_frsize > disk_space(small_disk).flush_bytes // 2
         assert queue.purge() > 0

@@ -1,8 +1,8 @@
 """The executor: every call of a plane in this process passes through it, however it came.
 
-    a call of a thread  (`Executor`) ─────────────────────┐
-    calls of an event loop  (`AsyncExecutor`) ────────────┼─► fields checked ─► guards ─► handler ─► commit ─► events
-    the calls of a stream frame  (`AsyncExecutor.call_all`) ┘                                                 published
+    a call of a thread  (`Executor`) ───────────────────────┐
+    calls of an event loop  (`AsyncExecutor`) ──────────────┼─► fields checked ─► guards ─► handler ─► commit ─► events
+    the calls of a stream frame  (`AsyncExecutor.call_all`) ┘                                                  published
 
 A call whose handler is one transaction is a `Work`. On an event loop, works of the same moment share a transaction and
 a sync: a single caller has its own transaction, at once; while others wait for their sync, the calls of a tick share

@@ -535,7 +535,7 @@ class QueuePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = None
     burst_per_key: Annotated[
         Annotated[int, Meta(ge=1, le=limits.RATE_MAX)] | None,
-        Meta(description="How many deliveries an idle key accumulates; none: those of a second, at least one."),
+        Meta(description="How many deliveries an idle key accumulates; none: as many as in one second, at least one."),
     ] = None
     fair: Annotated[
         bool, Meta(description="Messages of different keys take turns; priorities count within a key then.")
